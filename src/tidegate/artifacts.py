@@ -1,0 +1,140 @@
+"""Files that are named by their content: hashing, checking and publishing them without half-written states.
+
+An adapter directory holds ``adapter_model.safetensors``, ``adapter_config.json`` (PEFT's format) and
+``tidegate.json`` (our manifest: base hash, hyperparameters, manifest hash). Its content hash covers the
+weights, the fields of the config that change the computation, and the base hash; not the path, not times.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+import os
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from tidegate.core.errors import AdapterError, ConfigError
+from tidegate.core.hashing import content_hash
+
+WEIGHTS_FILE = "adapter_model.safetensors"
+CONFIG_FILE = "adapter_config.json"
+MANIFEST_FILE = "tidegate.json"
+
+_CHUNK_BYTES = 1 << 20
+_CONFIG_FIELDS = ("peft_type", "r", "lora_alpha", "use_rslora", "use_dora", "bias", "fan_in_fan_out")
+
+
+def file_hash(path: Path) -> str:
+    """SHA-256 (64 hex digits) of a file's bytes."""
+    digest = hashlib.sha256()
+    with path.open("rb") as file:
+        while chunk := file.read(_CHUNK_BYTES):
+            digest.update(chunk)
+    return digest.hexdigest()
+
+
+def read_json(path: Path, what: str) -> dict[str, Any]:
+    """Read a JSON object.
+
+    Raises:
+        ConfigError: the file is missing, not JSON, or not an object; the message names ``what``.
+    """
+    try:
+        value = json.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError as error:
+        raise ConfigError(f"{what} {str(path)!r} does not exist") from error
+    except (OSError, UnicodeDecodeError, json.JSONDecodeError) as error:
+        raise ConfigError(f"{what} {str(path)!r} cannot be read as JSON: {error}") from error
+    if not isinstance(value, dict):
+        raise ConfigError(f"{what} {str(path)!r} holds {type(value).__name__}; a JSON object is expected")
+    return value
+
+
+def adapter_hash(directory: Path) -> str:
+    """Content hash of an adapter directory: 64 hex digits.
+
+    Raises:
+        AdapterError: a file is missing or malformed.
+    """
+    weights = directory / WEIGHTS_FILE
+    if not weights.is_file():
+        found = sorted(p.name for p in directory.iterdir()) if directory.is_dir() else "no such directory"
+        raise AdapterError(
+            f"adapter {str(directory)!r} has no {WEIGHTS_FILE} (found: {found}); only safetensors are accepted"
+        )
+    try:
+        config = read_json(directory / CONFIG_FILE, "adapter configuration")
+        manifest = read_json(directory / MANIFEST_FILE, "adapter manifest")
+    except ConfigError as error:
+        raise AdapterError(f"adapter {str(directory)!r} is incomplete: {error}") from error
+    if not isinstance(manifest.get("base_sha256"), str):
+        raise AdapterError(f"adapter {str(directory)!r}: {MANIFEST_FILE} names no base_sha256")
+    fields = {name: config.get(name) for name in _CONFIG_FIELDS}
+    fields["target_modules"] = sorted(config.get("target_modules") or [])
+    return content_hash({"weights": file_hash(weights), "config": fields, "base_sha256": manifest["base_sha256"]})
+
+
+def adapter_base(directory: Path) -> str:
+    """The base hash that an adapter's manifest names.
+
+    Raises:
+        AdapterError: the manifest is missing or names none.
+    """
+    try:
+        base = read_json(directory / MANIFEST_FILE, "adapter manifest").get("base_sha256")
+    except ConfigError as error:
+        raise AdapterError(f"adapter {str(directory)!r} is incomplete: {error}") from error
+    if not isinstance(base, str):
+        raise AdapterError(f"adapter {str(directory)!r}: {MANIFEST_FILE} names no base_sha256")
+    return base
+
+
+def fsync_directory(directory: Path) -> None:
+    """Make the names in ``directory`` durable."""
+    handle = os.open(directory, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
+
+
+def write_atomically(path: Path, data: bytes) -> None:
+    """Write a file so that a reader sees the old bytes, the new bytes, or nothing, after any crash."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    try:
+        with temporary.open("wb") as file:
+            file.write(data)
+            file.flush()
+            os.fsync(file.fileno())
+        temporary.replace(path)
+    finally:
+        temporary.unlink(missing_ok=True)
+    fsync_directory(path.parent)
+
+
+@contextlib.contextmanager
+def directory_published_at(target: Path) -> Iterator[Path]:
+    """Give a scratch directory that becomes ``target`` in one rename when the block ends well.
+
+    When ``target`` exists already the scratch copy is dropped: content-named directories never change.
+    """
+    target.parent.mkdir(parents=True, exist_ok=True)
+    scratch = target.with_name(f".{target.name}.{os.getpid()}.tmp")
+    shutil.rmtree(scratch, ignore_errors=True)
+    scratch.mkdir()
+    try:
+        yield scratch
+        for file in scratch.rglob("*"):
+            if file.is_file():
+                with file.open("rb") as handle:
+                    os.fsync(handle.fileno())
+        fsync_directory(scratch)
+        if not target.exists():
+            scratch.rename(target)
+        fsync_directory(target.parent)
+    finally:
+        shutil.rmtree(scratch, ignore_errors=True)

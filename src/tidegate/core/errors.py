@@ -1,0 +1,166 @@
+"""The one error tree.
+
+    TidegateError
+    ├── ConfigError            a setting, file or command-line value is not usable
+    │   ├── ModelError         the base model is missing, unreadable or of an unsupported kind
+    │   └── PolicyError        the gate policy file is missing, malformed or unsigned
+    ├── RequestError           a client sent something that cannot be served
+    │   ├── NotFoundError      it names an object that does not exist
+    │   ├── AuthenticationError  the API key or admin token is missing or unknown
+    │   └── ConflictError      it contradicts the state of the object that it names
+    ├── TaskFileError          a line of a task file is malformed
+    ├── StoreError             the database cannot be read or written
+    │   └── SchemaVersionError the database was written by another version
+    ├── EngineError            an engine failed
+    │   ├── AdapterError       an adapter directory is damaged or belongs to another base
+    │   ├── EngineBusyError    the engine's queue is full
+    │   └── EngineTimeoutError the engine did not answer in time
+    ├── TrainingError          training produced nothing that may be proposed
+    ├── GateError              the gate could not be evaluated; nothing is promoted
+    │   ├── CertificateError   a certificate is missing, forged, or for other content
+    │   └── AuditError         the audit log does not recompute
+    └── CycleError             a cycle cannot start or go on
+
+Every class has a stable ``code`` (documented in ``docs/reference/errors.md``), an HTTP status and an
+exit code. A message says what failed, the value, what is accepted and what to do.
+"""
+
+from __future__ import annotations
+
+
+class TidegateError(Exception):
+    """Root of all errors that Tidegate raises on purpose."""
+
+    code = "internal_error"
+    http_status = 500
+    exit_code = 1
+
+
+class ConfigError(TidegateError):
+    """A setting, file or command-line value is not usable."""
+
+    code = "config_invalid"
+    exit_code = 2
+
+
+class ModelError(ConfigError):
+    """The base model is missing, unreadable or of an unsupported kind."""
+
+    code = "model_unusable"
+
+
+class PolicyError(ConfigError):
+    """The gate policy file is missing, malformed or unsigned."""
+
+    code = "policy_invalid"
+
+
+class RequestError(TidegateError):
+    """A client sent something that cannot be served."""
+
+    code = "invalid_request"
+    http_status = 400
+    exit_code = 2
+
+
+class NotFoundError(RequestError):
+    """The request names an object that does not exist."""
+
+    code = "not_found"
+    http_status = 404
+
+
+class AuthenticationError(RequestError):
+    """The API key or admin token is missing or unknown."""
+
+    code = "authentication_failed"
+    http_status = 401
+
+
+class ConflictError(RequestError):
+    """The request contradicts the state of the object that it names."""
+
+    code = "conflict"
+    http_status = 409
+
+
+class TaskFileError(TidegateError):
+    """A line of a task file is malformed."""
+
+    code = "task_file_invalid"
+    http_status = 400
+    exit_code = 2
+
+
+class StoreError(TidegateError):
+    """The database cannot be read or written."""
+
+    code = "store_unavailable"
+    http_status = 503
+
+
+class SchemaVersionError(StoreError):
+    """The database was written by another version of Tidegate."""
+
+    code = "schema_version_mismatch"
+    exit_code = 2
+
+
+class EngineError(TidegateError):
+    """An engine failed."""
+
+    code = "engine_failed"
+    http_status = 502
+
+
+class AdapterError(EngineError):
+    """An adapter directory is damaged or belongs to another base model."""
+
+    code = "adapter_invalid"
+    http_status = 400
+
+
+class EngineBusyError(EngineError):
+    """The engine's queue is full; the request may be repeated later."""
+
+    code = "engine_busy"
+    http_status = 429
+
+
+class EngineTimeoutError(EngineError):
+    """The engine did not answer in time."""
+
+    code = "engine_timeout"
+    http_status = 504
+
+
+class TrainingError(TidegateError):
+    """Training produced nothing that may be proposed to the gate."""
+
+    code = "training_failed"
+
+
+class GateError(TidegateError):
+    """The gate could not be evaluated; nothing is promoted."""
+
+    code = "gate_failed"
+
+
+class CertificateError(GateError):
+    """A certificate is missing, forged, or for other content."""
+
+    code = "certificate_invalid"
+    http_status = 403
+
+
+class AuditError(GateError):
+    """The audit log does not recompute."""
+
+    code = "audit_mismatch"
+
+
+class CycleError(TidegateError):
+    """A cycle cannot start or go on."""
+
+    code = "cycle_failed"
+    http_status = 409

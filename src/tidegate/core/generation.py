@@ -1,0 +1,73 @@
+"""Folding a stream of generation events into complete answers."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from dataclasses import dataclass, field
+
+from tidegate.core.types import (
+    Choice,
+    ChoiceEnd,
+    FinishReason,
+    GenerationEvent,
+    JsonObject,
+    PromptTokens,
+    TokenDelta,
+)
+
+
+@dataclass(slots=True)
+class _Parts:
+    token_ids: list[int] = field(default_factory=list[int])
+    logprobs: list[float] = field(default_factory=list[float])
+    text: list[str] = field(default_factory=list[str])
+    tool_calls: list[JsonObject] = field(default_factory=list[JsonObject])
+    end: ChoiceEnd | None = None
+
+
+class GenerationFold:
+    """Accumulates events; ``choices()`` may be asked at any time.
+
+    A choice that has not ended yet (the client went away) is ``cancelled``.
+    """
+
+    def __init__(self) -> None:
+        self.prompt_token_ids: tuple[int, ...] = ()
+        self._parts: dict[int, _Parts] = {}
+
+    def add(self, event: GenerationEvent) -> None:
+        """Take the next event."""
+        match event:
+            case PromptTokens():
+                self.prompt_token_ids = event.token_ids
+            case TokenDelta():
+                parts = self._parts.setdefault(event.choice, _Parts())
+                parts.token_ids.extend(event.token_ids)
+                parts.logprobs.extend(event.logprobs)
+                parts.text.append(event.text)
+                parts.tool_calls.extend(event.tool_calls)
+            case ChoiceEnd():
+                self._parts.setdefault(event.choice, _Parts()).end = event
+
+    def choices(self) -> tuple[Choice, ...]:
+        """All choices so far, by index."""
+        return tuple(
+            Choice(
+                index=index,
+                token_ids=tuple(parts.token_ids),
+                logprobs=tuple(parts.logprobs),
+                text="".join(parts.text),
+                tool_calls=tuple(parts.tool_calls),
+                finish_reason=parts.end.finish_reason if parts.end else FinishReason.CANCELLED,
+                invalid_tool_call=parts.end.invalid_tool_call if parts.end else False,
+            )
+            for index, parts in sorted(self._parts.items())
+        )
+
+
+async def collect(events: AsyncIterator[GenerationEvent]) -> GenerationFold:
+    """Drain a stream."""
+    fold = GenerationFold()
+    async for event in events:
+        fold.add(event)
+    return fold

@@ -1,0 +1,317 @@
+"""The nouns that every stage shares. Frozen values; no behaviour beyond derived fields.
+
+Messages, tools and tool calls keep the JSON shape of the OpenAI chat API, so that what a client sent is
+what the store holds. Times are Unix seconds, durations seconds, log-probabilities natural logs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from enum import StrEnum
+from pathlib import Path
+from typing import Any, TypeAlias
+
+Json: TypeAlias = Any
+JsonObject: TypeAlias = Mapping[str, Any]
+Messages: TypeAlias = tuple[JsonObject, ...]
+Tools: TypeAlias = tuple[JsonObject, ...]
+
+
+class Split(StrEnum):
+    """Where a whole user's traffic goes, for good."""
+
+    TRAIN = "train"
+    DEV = "dev"
+    SEALED = "sealed"
+
+
+class FinishReason(StrEnum):
+    """Why a choice ended (OpenAI's words; ``cancelled`` is ours for a client that went away)."""
+
+    STOP = "stop"
+    LENGTH = "length"
+    TOOL_CALLS = "tool_calls"
+    CANCELLED = "cancelled"
+
+
+class Outcome(StrEnum):
+    """What a verifier concludes."""
+
+    PASS = "pass"  # noqa: S105 - a verdict, no password
+    FAIL = "fail"
+    ABSTAIN = "abstain"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Sampling:
+    """Decoding settings of one call.
+
+    ``temperature`` >= 0 (0 is greedy), ``top_p`` in (0, 1], ``top_k`` >= 0 (0 is off), ``max_tokens`` >= 1,
+    ``n`` >= 1, penalties in [-2, 2], ``top_logprobs`` in [0, 20].
+    """
+
+    temperature: float = 1.0
+    top_p: float = 1.0
+    top_k: int = 0
+    max_tokens: int = 256
+    n: int = 1
+    seed: int | None = None
+    stop: tuple[str, ...] = ()
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    top_logprobs: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AdapterRef:
+    """An immutable LoRA adapter on disk.
+
+    ``name`` is unique for ever (``<model>-r<N>-<hash8>`` or ``cand-<hash8>``), ``sha256`` is the content
+    hash that :func:`tidegate.artifacts.adapter_hash` computes over the directory.
+    """
+
+    name: str
+    path: Path
+    sha256: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GenerationRequest:
+    """One model call as an engine sees it. ``adapter`` None is the bare base model."""
+
+    request_id: str
+    messages: Messages
+    tools: Tools = ()
+    sampling: Sampling = field(default_factory=Sampling)
+    adapter: str | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PromptTokens:
+    """First event of a generation: the exact prompt tokens that the engine computed on."""
+
+    token_ids: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TokenDelta:
+    """New tokens of one choice.
+
+    ``token_ids`` and ``logprobs`` have equal length and cover every sampled token, the end-of-turn token
+    included; ``logprobs`` are taken at the sampling temperature before top-p/top-k (the distribution
+    sampled from when neither filters). ``text`` is the visible content and may be empty (held back while
+    a tool call or a stop string may be under way). ``top_logprobs`` has one entry a token: (text, logprob)
+    pairs, best first. ``tool_calls`` are whole OpenAI tool-call objects.
+    """
+
+    choice: int
+    token_ids: tuple[int, ...]
+    logprobs: tuple[float, ...]
+    text: str = ""
+    token_texts: tuple[str, ...] = ()
+    top_logprobs: tuple[tuple[tuple[str, float], ...], ...] = ()
+    tool_calls: tuple[JsonObject, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ChoiceEnd:
+    """Last event of one choice. ``invalid_tool_call``: the text opened a tool call that does not parse."""
+
+    choice: int
+    finish_reason: FinishReason
+    invalid_tool_call: bool = False
+
+
+GenerationEvent: TypeAlias = PromptTokens | TokenDelta | ChoiceEnd
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Choice:
+    """One complete answer: tokens as the engine produced them, and what they were parsed into."""
+
+    index: int
+    token_ids: tuple[int, ...]
+    logprobs: tuple[float, ...]
+    text: str
+    tool_calls: tuple[JsonObject, ...] = ()
+    finish_reason: FinishReason = FinishReason.STOP
+    invalid_tool_call: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Task:
+    """Something that can be asked again and scored by a program.
+
+    ``kind`` is the slice that reports and guardrails are split by. ``reference`` is whatever the named
+    verifier compares with. ``environment`` names the registered environment that executes tool calls,
+    None when the task has no tools to execute (a tool call then ends the episode).
+    """
+
+    id: str
+    messages: Messages
+    tools: Tools = ()
+    verifier: str
+    reference: Json
+    kind: str = "default"
+    environment: str | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Interaction:
+    """One model call, token-exact. Ids are idempotent: a retried request is one record."""
+
+    id: str
+    episode_id: str
+    user_key: str
+    split: Split
+    created_at: float
+    messages: Messages
+    tools: Tools
+    sampling: Sampling
+    prompt_token_ids: tuple[int, ...]
+    choices: tuple[Choice, ...]
+    release_id: str
+    engine_replica: str
+    latency_s: float
+    main_line: bool = True
+    consent: bool = True
+    task: Task | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Episode:
+    """The session of one user that its interactions belong to, in order of time."""
+
+    id: str
+    user_key: str
+    split: Split
+    interactions: tuple[Interaction, ...]
+
+    @property
+    def task(self) -> Task | None:
+        """The replayable task that opened the episode, if its caller declared one."""
+        return next((i.task for i in self.interactions if i.task is not None), None)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Verdict:
+    """What one verifier says of one episode. ``score`` in [0, 1]."""
+
+    episode_id: str
+    verifier: str
+    version: str
+    outcome: Outcome
+    score: float
+    detail: str
+    seconds: float
+    created_at: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Feedback:
+    """What a person or program said about an interaction or an episode; exactly one of the two is named.
+
+    ``value`` is a bool, a float, a comment (str) or, for ``metric_name == "demonstration"``, the list of
+    messages that would have been right after the episode's opening messages.
+    """
+
+    id: str
+    metric_name: str
+    value: Json
+    interaction_id: str | None
+    episode_id: str | None
+    tags: JsonObject
+    created_at: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Example:
+    """One training sequence, either token-exact or as messages that the trainer renders.
+
+    Token form: ``token_ids`` (T,) and ``loss_mask`` (T,) of 0/1, 1 where a completion token is trained.
+    Message form: ``messages`` and ``tools``; the assistant messages at ``trained_messages`` are trained.
+    """
+
+    id: str
+    weight: float
+    source: str
+    kind: str
+    token_ids: tuple[int, ...] = ()
+    loss_mask: tuple[int, ...] = ()
+    messages: Messages = ()
+    tools: Tools = ()
+    trained_messages: tuple[int, ...] = ()
+
+
+class CandidateState(StrEnum):
+    """Life of a candidate; :mod:`tidegate.core.lifecycle` owns the transitions."""
+
+    PROPOSED = "proposed"
+    SCREENED = "screened"
+    CERTIFIED = "certified"
+    CANARY = "canary"
+    CHAMPION = "champion"
+    RETIRED = "retired"
+    REJECTED = "rejected"
+    ROLLED_BACK = "rolled_back"
+    QUARANTINED = "quarantined"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Candidate:
+    """Trained weights that ask to be served. ``id`` is ``cand-<hash8>`` of the adapter's content hash."""
+
+    id: str
+    adapter_sha256: str
+    base_sha256: str
+    manifest_hash: str | None
+    parent_sha256: str | None
+    state: CandidateState
+    created_at: float
+    origin: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Release:
+    """Adapter + base + certificate under a number that is never used again.
+
+    ``adapter_sha256`` None is the bare base model (release 0). ``restores`` names the earlier release
+    whose content a rollback serves again.
+    """
+
+    id: str
+    number: int
+    adapter_sha256: str | None
+    base_sha256: str
+    certificate: JsonObject | None
+    created_at: float
+    restores: str | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AuditRecord:
+    """One line of the hash-chained log: ``hash`` covers every other field."""
+
+    seq: int
+    prev_hash: str
+    time: float
+    kind: str
+    body: JsonObject
+    hash: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Answer:
+    """How one adapter did on one task of the gate. ``score`` in [0, 1]; a failure to answer scores 0."""
+
+    task_id: str
+    adapter_sha256: str
+    seed: int
+    passed: bool
+    score: float
+    no_reply: bool
+    invalid_tool_call: bool
+    tokens: int
+    seconds: float
+    error: str | None = None

@@ -1,0 +1,81 @@
+"""The engine port: something that turns messages into tokens with a named adapter."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from tidegate.core.types import AdapterRef, GenerationEvent, GenerationRequest, Messages
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ProbeResult:
+    """Proof of what is loaded: the hash of the bytes that were loaded and how far they move the logits."""
+
+    name: str
+    sha256: str
+    max_logit_difference: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EngineHealth:
+    """State of an engine. ``queued`` and ``running`` count choices, not requests."""
+
+    ready: bool
+    detail: str
+    queued: int
+    running: int
+
+
+class Engine(Protocol):
+    """Serves one base model and any number of adapters under unique, immutable names."""
+
+    @property
+    def replica(self) -> str:
+        """Name of this replica, recorded with each interaction."""
+        ...
+
+    @property
+    def base_sha256(self) -> str:
+        """Content hash of the base model's weights."""
+        ...
+
+    async def load(self, adapter: AdapterRef) -> None:
+        """Load an adapter after checking its hash, base, rank and tensors.
+
+        Loading the same name with the same hash again is a no-op.
+
+        Raises:
+            AdapterError: the files do not match ``adapter.sha256`` or do not fit the base model, or the
+                name is taken by other content.
+        """
+        ...
+
+    async def unload(self, name: str) -> None:
+        """Forget an adapter once no running request uses it. Unknown names are a no-op."""
+        ...
+
+    async def list_adapters(self) -> tuple[AdapterRef, ...]:
+        """The adapters that can be named in a request now."""
+        ...
+
+    def generate(self, request: GenerationRequest) -> AsyncIterator[GenerationEvent]:
+        """Stream one call: ``PromptTokens`` first, then deltas, one ``ChoiceEnd`` a choice.
+
+        Closing the iterator cancels the generation.
+
+        Raises:
+            AdapterError: ``request.adapter`` is not loaded.
+            EngineBusyError: the queue is full.
+            EngineError: the prompt is longer than the context, or the engine failed.
+        """
+        ...
+
+    async def probe(self, name: str, *, against: str | None, prompts: Sequence[Messages]) -> ProbeResult:
+        """Compare next-token logits of ``name`` with those of ``against`` (None: the base) on ``prompts``."""
+        ...
+
+    async def health(self) -> EngineHealth:
+        """Whether requests would be served now."""
+        ...
