@@ -30,16 +30,16 @@ class _Section(BaseModel):
 class ServerSettings(_Section):
     """The public HTTP port and the admin port beside it."""
 
-    host: str = Field("127.0.0.1", description="Address that the public API listens on.")
-    port: Port = Field(8420, description="Port of the public API; 0 picks a free one.")
-    admin_port: Port = Field(8421, description="Port of the admin API, always on loopback; 0 picks a free one.")
+    host: str = Field(default="127.0.0.1", description="Address that the public API listens on.")
+    port: Port = Field(default=8420, description="Port of the public API; 0 picks a free one.")
+    admin_port: Port = Field(default=8421, description="Port of the admin API, always on loopback; 0 picks a free one.")
     api_keys: tuple[str, ...] = Field(
-        (), description="Accepted bearer tokens; empty accepts every caller (loopback hosts only)."
+        default=(), description="Accepted bearer tokens; empty accepts every caller (loopback hosts only)."
     )
     max_body_bytes: Positive = Field(4 << 20, description="Largest request body; larger ones get 413.")
-    request_timeout_s: float = Field(300.0, gt=0, description="Longest time that one request may take.")
+    request_timeout_s: float = Field(default=300.0, gt=0, description="Longest time that one request may take.")
     episode_ttl_s: float = Field(
-        1800.0,
+        default=1800.0,
         gt=0,
         description="An episode stays on the release that it began with for this long after its last call.",
     )
@@ -49,18 +49,22 @@ class ModelSettings(_Section):
     """The frozen base model."""
 
     path: str = Field(
-        "smollm2-135m",
+        default="smollm2-135m",
         description="Directory or hub name of a causal LM; 'smollm2-135m' is fetched, checked and cached.",
     )
-    name: str | None = Field(None, description="Name in /v1/models and release ids; default: last part of the path.")
-    dtype: Literal["auto", "float32", "bfloat16"] = Field(
-        "auto", description="'auto' is bfloat16 where the processor computes in it natively, else float32."
+    name: str | None = Field(
+        default=None, description="Name in /v1/models and release ids; default: last part of the path."
     )
-    max_batch: Positive = Field(32, description="Most choices decoded together.")
-    max_queue: Positive = Field(256, description="Most choices waiting; beyond it requests get 429.")
-    max_context: Positive = Field(2048, description="Longest prompt plus completion, in tokens.")
-    max_resident_adapters: Positive = Field(4, description="Most adapters kept in memory, the champion included.")
-    threads: int = Field(0, ge=0, description="Compute threads; 0 takes all processors.")
+    dtype: Literal["auto", "float32", "bfloat16"] = Field(
+        default="auto", description="'auto' is bfloat16 where the processor computes in it natively, else float32."
+    )
+    max_batch: Positive = Field(default=32, description="Most choices decoded together.")
+    max_queue: Positive = Field(default=256, description="Most choices waiting; beyond it requests get 429.")
+    max_context: Positive = Field(default=2048, description="Longest prompt plus completion, in tokens.")
+    max_resident_adapters: Positive = Field(
+        default=4, description="Most adapters kept in memory, the champion included."
+    )
+    threads: int = Field(default=0, ge=0, description="Compute threads; 0 takes all processors.")
 
 
 class SplitSettings(_Section):
@@ -81,37 +85,43 @@ class SplitSettings(_Section):
 class CurationSettings(_Section):
     """From scored episodes to a training batch."""
 
-    success_threshold: Fraction = Field(1.0, description="Lowest score of an episode that is trained on.")
-    max_examples: Positive = Field(400, description="Budget of a batch; above it examples are subsampled.")
-    max_per_user: Positive = Field(20, description="Most examples of one user in a batch.")
-    min_fresh: Positive = Field(16, description="Fewest verified fresh examples that are worth a cycle.")
-    max_per_prompt: Positive = Field(3, description="Most copies of one prompt's exact same answer path.")
+    success_threshold: Fraction = Field(default=1.0, description="Lowest score of an episode that is trained on.")
+    max_examples: Positive = Field(default=400, description="Budget of a batch; above it examples are subsampled.")
+    max_per_user: Positive = Field(default=20, description="Most examples of one user in a batch.")
+    min_fresh: Positive = Field(default=16, description="Fewest verified fresh examples that are worth a cycle.")
+    max_per_prompt: Positive = Field(default=3, description="Most copies of one prompt's exact same answer path.")
 
 
 class TrainingSettings(_Section):
     """The LoRA step."""
 
     objective: Literal["sft"] = "sft"
-    restart: Literal["champion", "base"] = Field("champion", description="Weights that a challenger starts from.")
+    restart: Literal["champion", "base"] = Field(
+        default="champion", description="Weights that a challenger starts from."
+    )
     rank: Positive = 16
     alpha: Positive = 32
-    learning_rate: float = Field(5e-4, gt=0)
+    learning_rate: float = Field(default=5e-4, gt=0)
     epochs: Positive = 2
     batch_size: Positive = 8
-    max_grad_norm: float = Field(1.0, gt=0)
+    max_grad_norm: float = Field(default=1.0, gt=0)
     warmup_fraction: Fraction = 0.1
-    weight_decay: float = Field(0.0, ge=0)
-    timeout_s: float = Field(3600.0, gt=0, description="A training run that takes longer is ended and fails.")
+    weight_decay: float = Field(default=0.0, ge=0)
+    timeout_s: float = Field(default=3600.0, gt=0, description="A training run that takes longer is ended and fails.")
     seed: int = 0
 
 
 class CycleSettings(_Section):
     """When and how cycles run."""
 
-    max_calls: Positive = Field(4, description="Most model calls of one evaluated episode.")
-    episode_timeout_s: float = Field(120.0, gt=0, description="A gate episode that takes longer counts as failed.")
-    concurrency: Positive = Field(32, description="Gate episodes in flight at once.")
-    nice: int = Field(10, ge=0, le=19, description="How far a cycle steps back behind serving on the processor.")
+    max_calls: Positive = Field(default=4, description="Most model calls of one evaluated episode.")
+    episode_timeout_s: float = Field(
+        default=120.0, gt=0, description="A gate episode that takes longer counts as failed."
+    )
+    concurrency: Positive = Field(default=32, description="Gate episodes in flight at once.")
+    nice: int = Field(
+        default=10, ge=0, le=19, description="How far a cycle steps back behind serving on the processor."
+    )
 
 
 class Settings(BaseSettings):
@@ -119,8 +129,8 @@ class Settings(BaseSettings):
 
     model_config = SettingsConfigDict(env_prefix="TIDEGATE_", env_nested_delimiter="__", extra="forbid", frozen=True)
 
-    data_dir: Path = Field(Path(".tidegate"), description="Databases, adapters, keys and manifests.")
-    policy: Path | None = Field(None, description="Gate policy file; default: the strict policy that ships.")
+    data_dir: Path = Field(default=Path(".tidegate"), description="Databases, adapters, keys and manifests.")
+    policy: Path | None = Field(default=None, description="Gate policy file; default: the strict policy that ships.")
     server: ServerSettings = Field(default_factory=ServerSettings)
     model: ModelSettings = Field(default_factory=ModelSettings)
     split: SplitSettings = Field(default_factory=SplitSettings)
