@@ -12,7 +12,7 @@ import hashlib
 import json
 import os
 import shutil
-from collections.abc import Iterator
+from collections.abc import Generator
 from pathlib import Path
 from typing import Any
 
@@ -117,7 +117,7 @@ def write_atomically(path: Path, data: bytes) -> None:
 
 
 @contextlib.contextmanager
-def directory_published_at(target: Path) -> Iterator[Path]:
+def directory_published_at(target: Path) -> Generator[Path]:
     """Give a scratch directory that becomes ``target`` in one rename when the block ends well.
 
     When ``target`` exists already the scratch copy is dropped: content-named directories never change.

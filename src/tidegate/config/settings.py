@@ -36,7 +36,7 @@ class ServerSettings(_Section):
     api_keys: tuple[str, ...] = Field(
         default=(), description="Accepted bearer tokens; empty accepts every caller (loopback hosts only)."
     )
-    max_body_bytes: Positive = Field(4 << 20, description="Largest request body; larger ones get 413.")
+    max_body_bytes: Positive = Field(default=4 << 20, description="Largest request body; larger ones get 413.")
     request_timeout_s: float = Field(default=300.0, gt=0, description="Longest time that one request may take.")
     episode_ttl_s: float = Field(
         default=1800.0,
