@@ -1,0 +1,134 @@
+"""Which release answers a request, and which releases are still needed.
+
+The table lives in memory on the serving loop; the durable truth is the release store, from which
+:class:`tidegate.release.publisher.Publisher` fills it. A swap is one assignment here: requests that hold a
+lease, and episodes that began on a release, stay on it.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Generator
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+from tidegate.core.errors import NotFoundError
+
+CHAMPION = "champion"
+PREVIOUS = "previous"
+ANCHOR = "anchor"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RoutedRelease:
+    """The release that a request is answered by; ``adapter`` is its name in the engine, None the base."""
+
+    release_id: str
+    adapter: str | None
+
+
+@dataclass(slots=True)
+class _Pin:
+    release_id: str
+    last_used: float
+
+
+class Router:
+    """Routing table of one gateway process.
+
+    Args:
+        model_name: served name that means the champion, beside ``champion`` itself.
+        episode_ttl_s: an episode keeps its release for this long after its last request.
+        clock: monotonic seconds.
+    """
+
+    def __init__(self, *, model_name: str, episode_ttl_s: float, clock: Callable[[], float]) -> None:
+        self._model_name = model_name
+        self._ttl_s = episode_ttl_s
+        self._clock = clock
+        self._loaded: dict[str, tuple[RoutedRelease, float]] = {}
+        self._champion: str | None = None
+        self._leases: Counter[str] = Counter()
+        self._pins: dict[str, _Pin] = {}
+
+    @property
+    def champion(self) -> str | None:
+        """Release id that new episodes begin on."""
+        return self._champion
+
+    def add(self, release: RoutedRelease, *, created_at: float) -> None:
+        """Make a loaded release addressable."""
+        self._loaded[release.release_id] = (release, created_at)
+
+    def point_champion_at(self, release_id: str) -> None:
+        """The swap: every request resolved from now on that is not pinned goes to ``release_id``."""
+        if release_id not in self._loaded:
+            raise NotFoundError(f"release {release_id!r} is not loaded; loaded: {sorted(self._loaded)}")
+        self._champion = release_id
+
+    def remove(self, release_id: str) -> bool:
+        """Forget a release unless it is the champion or still in use; True when it is gone."""
+        if release_id == self._champion or self.in_use(release_id):
+            return False
+        self._loaded.pop(release_id, None)
+        return True
+
+    def in_use(self, release_id: str) -> bool:
+        """Whether a request holds a lease on the release or a live episode is pinned to it."""
+        self._drop_expired_pins()
+        return self._leases[release_id] > 0 or any(pin.release_id == release_id for pin in self._pins.values())
+
+    def loaded(self) -> tuple[RoutedRelease, ...]:
+        """All addressable releases."""
+        return tuple(release for release, _ in self._loaded.values())
+
+    def models(self) -> list[tuple[str, float]]:
+        """Names for ``/v1/models`` with their creation times."""
+        created = {release.release_id: at for release, at in self._loaded.values()}
+        champion_at = created.get(self._champion or "", 0.0)
+        return [(self._model_name, champion_at), (CHAMPION, champion_at), *sorted(created.items())]
+
+    def resolve(self, model: str, *, episode_id: str, user_key: str) -> RoutedRelease:
+        """Route one request.
+
+        Args:
+            model: the model name, ``champion``, or a release id.
+            episode_id: an episode that began on a release stays on it while that is loaded.
+            user_key: unused until canary weights exist; part of the contract so that they can be sticky.
+
+        Raises:
+            NotFoundError: no such model, or no release is served yet.
+        """
+        del user_key
+        if model in self._loaded:
+            return self._loaded[model][0]
+        if model not in (self._model_name, CHAMPION):
+            names = ", ".join(repr(name) for name, _ in self.models())
+            raise NotFoundError(f"model {model!r} is not served here; choose one of {names}")
+        if self._champion is None:
+            raise NotFoundError("no release is served yet; the engine is still starting")
+        now = self._clock()
+        pin = self._pins.get(episode_id)
+        if pin is None or pin.release_id not in self._loaded or now - pin.last_used > self._ttl_s:
+            pin = self._pins[episode_id] = _Pin(self._champion, now)
+        pin.last_used = now
+        return self._loaded[pin.release_id][0]
+
+    def end_episode(self, episode_id: str) -> None:
+        """An episode that answered without a tool call holds its release no longer than its next request."""
+        self._pins.pop(episode_id, None)
+
+    @contextmanager
+    def lease(self, release_id: str) -> Generator[None]:
+        """Keep a release loaded while a request runs."""
+        self._leases[release_id] += 1
+        try:
+            yield
+        finally:
+            self._leases[release_id] -= 1
+
+    def _drop_expired_pins(self) -> None:
+        now = self._clock()
+        expired = [episode for episode, pin in self._pins.items() if now - pin.last_used > self._ttl_s]
+        for episode in expired:
+            del self._pins[episode]
