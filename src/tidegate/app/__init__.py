@@ -1,0 +1,1 @@
+"""The composition root: it alone constructs stores, engines and stages."""
