@@ -7,7 +7,9 @@
     ├── RequestError           a client sent something that cannot be served
     │   ├── NotFoundError      it names an object that does not exist
     │   ├── AuthenticationError  the API key or admin token is missing or unknown
-    │   └── ConflictError      it contradicts the state of the object that it names
+    │   ├── ConflictError      it contradicts the state of the object that it names
+    │   ├── BodyTooLargeError  its body is longer than the server reads
+    │   └── MediaTypeError     its body is not declared as JSON
     ├── TaskFileError          a line of a task file is malformed
     ├── StoreError             the database cannot be read or written
     │   └── SchemaVersionError the database was written by another version
@@ -56,11 +58,15 @@ class PolicyError(ConfigError):
 
 
 class RequestError(TidegateError):
-    """A client sent something that cannot be served."""
+    """A client sent something that cannot be served. ``param`` names the field at fault, if one is."""
 
     code = "invalid_request"
     http_status = 400
     exit_code = 2
+
+    def __init__(self, message: str = "", *, param: str | None = None) -> None:
+        super().__init__(message)
+        self.param = param
 
 
 class NotFoundError(RequestError):
@@ -82,6 +88,20 @@ class ConflictError(RequestError):
 
     code = "conflict"
     http_status = 409
+
+
+class BodyTooLargeError(RequestError):
+    """The body is longer than the server reads."""
+
+    code = "body_too_large"
+    http_status = 413
+
+
+class MediaTypeError(RequestError):
+    """The body is not declared as JSON."""
+
+    code = "media_type_unsupported"
+    http_status = 415
 
 
 class TaskFileError(TidegateError):
