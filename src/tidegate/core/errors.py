@@ -21,7 +21,8 @@
     ├── GateError              the gate could not be evaluated; nothing is promoted
     │   ├── CertificateError   a certificate is missing, forged, or for other content
     │   └── AuditError         the audit log does not recompute
-    └── CycleError             a cycle cannot start or go on
+    ├── CycleError             a cycle cannot start or go on
+    └── CommandError           a command that another one started failed
 
 Every class has a stable ``code`` (documented in ``docs/reference/errors.md``), an HTTP status and an
 exit code. A message says what failed, the value, what is accepted and what to do.
@@ -184,3 +185,9 @@ class CycleError(TidegateError):
 
     code = "cycle_failed"
     http_status = 409
+
+
+class CommandError(TidegateError):
+    """A command that another one started failed."""
+
+    code = "command_failed"
