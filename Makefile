@@ -1,0 +1,33 @@
+# Every target sets up what it needs. Extra arguments: make demo DEMO_ARGS="--seed 2", make test TEST_ARGS="-k gate".
+.DEFAULT_GOAL := help
+.PHONY: help setup demo test check docs bench clean
+
+DEMO_ARGS ?=
+TEST_ARGS ?=
+BENCH ?= --list
+
+help: ## list the targets
+	@sed -n 's/^\([a-z]*\):[^#]*## \(.*\)/  make \1 ~\2/p' Makefile | tr '~' '\t' | expand -t 18
+
+setup: ## make .venv with everything that development needs
+	scripts/setup --profile test
+
+demo: ## serve, learn, gate, swap and roll back on a small real model (under ten minutes)
+	scripts/setup --profile demo
+	.venv/bin/tidegate demo $(DEMO_ARGS)
+
+test: setup ## run the whole test suite
+	scripts/test $(TEST_ARGS)
+
+check: setup ## lint, format, types, layering
+	scripts/check
+
+docs: setup ## build the documentation into docs/_build
+	scripts/docs
+
+bench: setup ## run a benchmark: make bench BENCH="loop --json"
+	scripts/bench $(BENCH)
+
+clean: ## remove what tests, docs and tools leave; keeps .venv, runs and data
+	rm -rf docs/_build .coverage .coverage.* .pytest_cache .ruff_cache .import_linter_cache .hypothesis dist
+	find src tests benchmarks scripts -name __pycache__ -type d -prune -exec rm -rf {} +
