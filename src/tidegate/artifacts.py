@@ -72,9 +72,20 @@ def adapter_hash(directory: Path) -> str:
         raise AdapterError(f"adapter {str(directory)!r} is incomplete: {error}") from error
     if not isinstance(manifest.get("base_sha256"), str):
         raise AdapterError(f"adapter {str(directory)!r}: {MANIFEST_FILE} names no base_sha256")
+    return adapter_content_hash(file_hash(weights), config, manifest["base_sha256"])
+
+
+def adapter_content_hash(weights_sha256: str, config: dict[str, Any], base_sha256: str) -> str:
+    """Content hash of an adapter from its parts, for a reader that holds the bytes already.
+
+    Args:
+        weights_sha256: SHA-256 of the weights file's bytes.
+        config: PEFT's configuration; only the fields that change the computation count.
+        base_sha256: base hash that the manifest names.
+    """
     fields = {name: config.get(name) for name in _CONFIG_FIELDS}
     fields["target_modules"] = sorted(config.get("target_modules") or [])
-    return content_hash({"weights": file_hash(weights), "config": fields, "base_sha256": manifest["base_sha256"]})
+    return content_hash({"weights": weights_sha256, "config": fields, "base_sha256": base_sha256})
 
 
 def adapter_base(directory: Path) -> str:
