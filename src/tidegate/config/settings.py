@@ -1,26 +1,38 @@
 """All settings: one source of defaults, read from ``tidegate.toml`` and ``TIDEGATE_*`` variables.
 
 Precedence: command line, environment (``TIDEGATE_SERVER__PORT=8080``), file, default. Unknown names are
-errors. The gate's thresholds are not here: they live in the policy file, whose hash is in every certificate.
+errors, in the environment too. The gate's thresholds are not here: they live in the policy file, whose hash is
+in every certificate.
 """
 
 from __future__ import annotations
 
+import os
 import tomllib
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal, cast
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
-from pydantic_settings import BaseSettings, EnvSettingsSource, PydanticBaseSettingsSource, SettingsConfigDict
+from pydantic_settings import (
+    BaseSettings,
+    EnvSettingsSource,
+    PydanticBaseSettingsSource,
+    SettingsConfigDict,
+    SettingsError,
+)
 
 from tidegate.core.errors import ConfigError
 
 DEFAULT_FILE = Path("tidegate.toml")
+ENV_PREFIX = "TIDEGATE_"
+OTHER_VARIABLES = frozenset({"TIDEGATE_CACHE_DIR"})
+"""Variables with our prefix that are no settings."""
 
 Fraction = Annotated[float, Field(ge=0.0, le=1.0)]
 Port = Annotated[int, Field(ge=0, le=65535)]
 Positive = Annotated[int, Field(ge=1)]
+Finite = Annotated[float, Field(allow_inf_nan=False)]
 
 
 class _Section(BaseModel):
@@ -37,8 +49,8 @@ class ServerSettings(_Section):
         default=(), description="Accepted bearer tokens; empty accepts every caller (loopback hosts only)."
     )
     max_body_bytes: Positive = Field(default=4 << 20, description="Largest request body; larger ones get 413.")
-    request_timeout_s: float = Field(default=300.0, gt=0, description="Longest time that one request may take.")
-    episode_ttl_s: float = Field(
+    request_timeout_s: Finite = Field(default=300.0, gt=0, description="Longest time that one request may take.")
+    episode_ttl_s: Finite = Field(
         default=1800.0,
         gt=0,
         description="An episode stays on the release that it began with for this long after its last call.",
@@ -70,9 +82,9 @@ class ModelSettings(_Section):
 class SplitSettings(_Section):
     """Shares of users whose traffic is trained on, screened on, and sealed for the gate."""
 
-    train: Fraction = 0.85
-    dev: Fraction = 0.05
-    sealed: Fraction = 0.10
+    train: Fraction = Field(default=0.85, description="Share of users whose episodes are trained on.")
+    dev: Fraction = Field(default=0.05, description="Share of users whose tasks screen candidates.")
+    sealed: Fraction = Field(default=0.10, description="Share of users whose tasks only the gate ever reads.")
 
     @model_validator(mode="after")
     def _sums_to_one(self) -> SplitSettings:
@@ -95,27 +107,29 @@ class CurationSettings(_Section):
 class TrainingSettings(_Section):
     """The LoRA step."""
 
-    objective: Literal["sft"] = "sft"
+    objective: Literal["sft"] = Field(
+        default="sft", description="'sft': likelihood of verified answers, completion tokens only."
+    )
     restart: Literal["champion", "base"] = Field(
         default="champion", description="Weights that a challenger starts from."
     )
-    rank: Positive = 16
-    alpha: Positive = 32
-    learning_rate: float = Field(default=5e-4, gt=0)
-    epochs: Positive = 2
-    batch_size: Positive = 8
-    max_grad_norm: float = Field(default=1.0, gt=0)
-    warmup_fraction: Fraction = 0.1
-    weight_decay: float = Field(default=0.0, ge=0)
-    timeout_s: float = Field(default=3600.0, gt=0, description="A training run that takes longer is ended and fails.")
-    seed: int = 0
+    rank: Positive = Field(default=16, description="Rank of the LoRA matrices.")
+    alpha: Positive = Field(default=32, description="LoRA scale; the update is multiplied by alpha / rank.")
+    learning_rate: Finite = Field(default=5e-4, gt=0, description="Peak learning rate of AdamW.")
+    epochs: Positive = Field(default=2, description="Passes over the batch.")
+    batch_size: Positive = Field(default=8, description="Sequences per optimizer step.")
+    max_grad_norm: Finite = Field(default=1.0, gt=0, description="Gradients are scaled down to this norm.")
+    warmup_fraction: Fraction = Field(default=0.1, description="Share of the steps over which the rate rises.")
+    weight_decay: Finite = Field(default=0.0, ge=0, description="AdamW's decoupled weight decay.")
+    timeout_s: Finite = Field(default=3600.0, gt=0, description="A training run that takes longer is ended and fails.")
+    seed: int = Field(default=0, ge=0, description="Seed of initialisation and order; same seed, same adapter hash.")
 
 
 class CycleSettings(_Section):
     """When and how cycles run."""
 
     max_calls: Positive = Field(default=4, description="Most model calls of one evaluated episode.")
-    episode_timeout_s: float = Field(
+    episode_timeout_s: Finite = Field(
         default=120.0, gt=0, description="A gate episode that takes longer counts as failed."
     )
     concurrency: Positive = Field(default=32, description="Gate episodes in flight at once.")
@@ -127,7 +141,7 @@ class CycleSettings(_Section):
 class Settings(BaseSettings):
     """Everything that can be set. Built by :func:`load_settings`; the constructor reads nothing by itself."""
 
-    model_config = SettingsConfigDict(env_prefix="TIDEGATE_", env_nested_delimiter="__", extra="forbid", frozen=True)
+    model_config = SettingsConfigDict(env_prefix=ENV_PREFIX, env_nested_delimiter="__", extra="forbid", frozen=True)
 
     data_dir: Path = Field(default=Path(".tidegate"), description="Databases, adapters, keys and manifests.")
     policy: Path | None = Field(default=None, description="Gate policy file; default: the strict policy that ships.")
@@ -161,18 +175,20 @@ def load_settings(file: Path | None = None, overrides: Mapping[str, Any] | None 
 
     Raises:
         ConfigError: the named file is missing or not TOML, a name is unknown, or a value is out of range.
+            Values of secret settings are left out of the message.
     """
     source = str(file or DEFAULT_FILE)
     values: dict[str, Any] = {}
     if file is not None or DEFAULT_FILE.exists():
         values = _read_toml(file or DEFAULT_FILE)
-    values = _merged(values, EnvSettingsSource(Settings)())
+    values = _merged(values, _read_environment())
     values = _merged(values, overrides or {})
     try:
         return Settings(**values)
     except ValidationError as error:
         problems = "; ".join(
-            f"{'.'.join(str(part) for part in problem['loc'])} = {problem['input']!r}: {problem['msg']}"
+            f"{'.'.join(str(part) for part in problem['loc'])}{_shown_input(problem['loc'], problem['input'])}: "
+            f"{problem['msg']}"
             for problem in error.errors()
         )
         raise ConfigError(
@@ -188,6 +204,32 @@ def _read_toml(file: Path) -> dict[str, Any]:
         raise ConfigError(f"settings file {str(file)!r} does not exist; 'tidegate init' writes one") from error
     except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
         raise ConfigError(f"settings file {str(file)!r} cannot be read as TOML: {error}") from error
+
+
+def _read_environment() -> dict[str, Any]:
+    known = set(Settings.model_fields)
+    for name in sorted(os.environ):
+        upper = name.upper()
+        if not upper.startswith(ENV_PREFIX) or upper in OTHER_VARIABLES:
+            continue
+        section = upper.removeprefix(ENV_PREFIX).split("__")[0].lower()
+        if section not in known:
+            raise ConfigError(
+                f"environment variable {name!r} sets no setting; it must be TIDEGATE_ and one of "
+                f"{', '.join(sorted(known))}, with __ before a name in a section (TIDEGATE_SERVER__PORT)"
+            )
+    try:
+        return EnvSettingsSource(Settings)()
+    except SettingsError as error:
+        raise ConfigError(
+            f"a TIDEGATE_* environment variable is not usable: {error}; sections and lists are written as JSON, "
+            "e.g. TIDEGATE_SERVER__API_KEYS='[\"key\"]'"
+        ) from error
+
+
+def _shown_input(location: tuple[int | str, ...], value: object) -> str:
+    """The value for a message; keys never reach a log."""
+    return "" if any("key" in str(part) for part in location) else f" = {value!r}"
 
 
 def _merged(below: Mapping[str, Any], above: Mapping[str, Any]) -> dict[str, Any]:

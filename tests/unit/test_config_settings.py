@@ -1,0 +1,129 @@
+"""Settings: precedence, and a clear ConfigError for whatever cannot be used."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from pydantic import ValidationError
+
+from tidegate.config import Settings, load_settings
+from tidegate.core.errors import ConfigError
+
+
+@pytest.fixture(autouse=True)
+def empty_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    for name in ("TIDEGATE_CACHE_DIR",):
+        monkeypatch.delenv(name, raising=False)
+    return tmp_path
+
+
+def test_defaults_stand_without_file_and_environment() -> None:
+    assert load_settings() == Settings()
+
+
+def test_command_line_beats_environment_beats_file_beats_default(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = tmp_path / "other.toml"
+    file.write_text("[server]\nport = 1\nadmin_port = 1\nhost = 'file'\n")
+    monkeypatch.setenv("TIDEGATE_SERVER__PORT", "2")
+    monkeypatch.setenv("TIDEGATE_SERVER__ADMIN_PORT", "2")
+    server = load_settings(file, {"server": {"port": 3}}).server
+    assert (server.port, server.admin_port, server.host) == (3, 2, "file")
+    assert server.max_body_bytes == Settings().server.max_body_bytes
+
+
+def test_the_file_of_the_working_directory_is_read_unless_another_is_named(tmp_path: Path) -> None:
+    (tmp_path / "tidegate.toml").write_text("data_dir = 'here'\n")
+    (tmp_path / "other.toml").write_text("data_dir = 'there'\n")
+    assert load_settings().data_dir == Path("here")
+    assert load_settings(tmp_path / "other.toml").data_dir == Path("there")
+
+
+def test_lists_and_sections_come_from_the_environment_as_json(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TIDEGATE_SERVER__API_KEYS", '["a", "b"]')
+    monkeypatch.setenv("TIDEGATE_SPLIT", '{"train": 0.5, "dev": 0.25, "sealed": 0.25}')
+    settings = load_settings()
+    assert settings.server.api_keys == ("a", "b")
+    assert settings.split.sealed == 0.25
+
+
+@pytest.mark.parametrize(
+    ("overrides", "said"),
+    [
+        ({"server": {"port": 70000}}, "server.port = 70000"),
+        ({"server": {"port": "many"}}, "server.port = 'many'"),
+        ({"server": {"prot": 1}}, "server.prot = 1"),
+        ({"serve": {}}, "serve = {}"),
+        ({"server": 3}, "server = 3"),
+        ({"split": {"train": 0.5}}, "must sum to 1"),
+        ({"split": {"train": 1.2, "dev": 0.0, "sealed": -0.2}}, "split.sealed = -0.2"),
+        ({"training": {"learning_rate": float("inf")}}, "training.learning_rate = inf"),
+        ({"training": {"learning_rate": float("nan")}}, "training.learning_rate = nan"),
+        ({"training": {"objective": "gpro"}}, "training.objective = 'gpro'"),
+        ({"cycle": {"nice": 20}}, "cycle.nice = 20"),
+        ({"model": {"dtype": "int8"}}, "model.dtype = 'int8'"),
+    ],
+)
+def test_an_unusable_value_is_named(overrides: dict[str, Any], said: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        load_settings(overrides=overrides)
+    assert said in str(caught.value)
+    assert "tidegate config show" in str(caught.value)
+    assert caught.value.exit_code == 2
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "said"),
+    [
+        ("TIDEGATE_SERVER__PROT", "1", "server.prot"),
+        ("TIDEGATE_SEVER__PORT", "1", "TIDEGATE_SEVER__PORT"),
+        ("TIDEGATE_PORT", "1", "TIDEGATE_PORT"),
+        ("tidegate_port", "1", "tidegate_port"),
+        ("TIDEGATE_SERVER__API_KEYS", "abc", "written as JSON"),
+        ("TIDEGATE_SERVER", "abc", "written as JSON"),
+    ],
+)
+def test_an_unusable_variable_is_an_error(monkeypatch: pytest.MonkeyPatch, name: str, value: str, said: str) -> None:
+    monkeypatch.setenv(name, value)
+    with pytest.raises(ConfigError, match=said):
+        load_settings()
+
+
+def test_the_cache_variable_is_no_setting(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TIDEGATE_CACHE_DIR", "/somewhere")
+    assert load_settings() == Settings()
+
+
+@pytest.mark.parametrize("section", [{"api_keys": {"hush": 1}}, {"api_keys": [["hush"]]}, {"api_key": "hush"}])
+def test_keys_never_reach_a_message(section: dict[str, Any]) -> None:
+    with pytest.raises(ConfigError) as caught:
+        load_settings(overrides={"server": section})
+    assert "server.api_key" in str(caught.value)
+    assert "hush" not in str(caught.value)
+
+
+def test_a_missing_file_is_named(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"nowhere\.toml' does not exist"):
+        load_settings(tmp_path / "nowhere.toml")
+
+
+@pytest.mark.parametrize("content", [b"port = ", b"\xff\xfe", b"[server]\n[server]\n"])
+def test_a_file_that_is_not_toml_is_named(tmp_path: Path, content: bytes) -> None:
+    file = tmp_path / "broken.toml"
+    file.write_bytes(content)
+    with pytest.raises(ConfigError, match=r"broken\.toml' cannot be read as TOML"):
+        load_settings(file)
+
+
+def test_a_directory_is_no_settings_file(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="cannot be read as TOML"):
+        load_settings(tmp_path)
+
+
+def test_settings_are_frozen() -> None:
+    with pytest.raises(ValidationError):
+        Settings().server.port = 1  # type: ignore[misc]
