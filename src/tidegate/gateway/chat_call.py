@@ -1,0 +1,147 @@
+"""One chat request from its JSON to what the engine is asked and what the record will say."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+from starlette.datastructures import Headers
+
+from tidegate.core.errors import NotFoundError
+from tidegate.core.generation import GenerationFold
+from tidegate.core.types import (
+    Choice,
+    FinishReason,
+    GenerationEvent,
+    GenerationRequest,
+    Interaction,
+    JsonObject,
+    Messages,
+    Sampling,
+    Task,
+    TokenDelta,
+    Tools,
+)
+from tidegate.gateway.body import validated
+from tidegate.gateway.chat_schema import ChatRequest
+from tidegate.gateway.dependencies import GatewayDependencies, RoutedModel
+from tidegate.gateway.identity import Identity, declared_task, identify
+from tidegate.gateway.rendering import AnswerShape
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ChatCall:
+    """A validated call. ``started_s`` is monotonic, ``created_at`` Unix seconds."""
+
+    chat: ChatRequest
+    identity: Identity
+    messages: Messages
+    tools: Tools
+    sampling: Sampling
+    task: Task | None
+    created_at: float
+    started_s: float
+
+    def engine_request(self, interaction_id: str, adapter: str | None) -> GenerationRequest:
+        """What the engine sees: nothing of who asks, nor of any declared task."""
+        return GenerationRequest(
+            request_id=interaction_id,
+            messages=self.messages,
+            tools=self.tools,
+            sampling=self.sampling,
+            adapter=adapter,
+        )
+
+    def answer_shape(self, interaction_id: str, release_id: str, created_at: float) -> AnswerShape:
+        """What the response looks like."""
+        options = self.chat.stream_options
+        return AnswerShape(
+            id=interaction_id,
+            created=int(created_at),
+            model=self.chat.model,
+            release_id=release_id,
+            logprobs=bool(self.chat.logprobs),
+            token_ids=bool(self.chat.return_token_ids),
+            include_usage=options is not None and options.include_usage,
+        )
+
+    def heard(self, event: GenerationEvent, fold: GenerationFold) -> GenerationEvent:
+        """The event as the client may see it: at most one tool call when it asked for no parallel ones."""
+        if self.chat.parallel_tool_calls is not False or not isinstance(event, TokenDelta) or not event.tool_calls:
+            return event
+        called = any(choice.index == event.choice and choice.tool_calls for choice in fold.choices())
+        return replace(event, tool_calls=() if called else event.tool_calls[:1])
+
+
+def plan_call(raw: JsonObject, headers: Headers, deps: GatewayDependencies, *, started_s: float) -> ChatCall:
+    """Validate a request down to the declared task.
+
+    Raises:
+        RequestError: names the field, its value and what is accepted.
+    """
+    chat = validated(ChatRequest, raw)
+    messages: Messages = tuple(raw["messages"])
+    tools = chat.offered_tools(raw)
+    identity = identify(chat, raw, headers, new_id=deps.new_id, split_of=deps.split_of)
+    task = declared_task(chat.metadata or {}, messages, tools)
+    if task is not None:
+        deps.check_task(task)
+    return ChatCall(
+        chat=chat,
+        identity=identity,
+        messages=messages,
+        tools=tools,
+        sampling=chat.sampling(),
+        task=task,
+        created_at=deps.clock(),
+        started_s=started_s,
+    )
+
+
+def route_call(call: ChatCall, deps: GatewayDependencies) -> RoutedModel:
+    """The release that answers.
+
+    Raises:
+        NotFoundError: the named model is not served.
+    """
+    identity = call.identity
+    try:
+        return deps.router.resolve(call.chat.model, episode_id=identity.episode_id, user_key=identity.user_key)
+    except NotFoundError as error:
+        raise NotFoundError(str(error), param="model") from error
+
+
+def to_record(
+    call: ChatCall, fold: GenerationFold, *, interaction_id: str, release_id: str, replica: str, latency_s: float
+) -> Interaction:
+    """The record of a call, whole or cut short; without consent only ids, settings and how it ended are kept."""
+    identity = call.identity
+    keep = identity.consent
+    return Interaction(
+        id=interaction_id,
+        episode_id=identity.episode_id,
+        user_key=identity.user_key,
+        split=identity.split,
+        created_at=call.created_at,
+        messages=call.messages if keep else (),
+        tools=call.tools if keep else (),
+        sampling=call.sampling if keep else replace(call.sampling, stop=()),
+        prompt_token_ids=fold.prompt_token_ids if keep else (),
+        choices=tuple(choice if keep else _emptied(choice) for choice in _all_choices(fold, call.sampling.n)),
+        release_id=release_id,
+        engine_replica=replica,
+        latency_s=latency_s,
+        main_line=identity.main_line,
+        consent=keep,
+        task=call.task if keep else None,
+    )
+
+
+def _all_choices(fold: GenerationFold, n: int) -> tuple[Choice, ...]:
+    """The choices so far; those that had not begun when the call was cut short are empty and cancelled."""
+    begun = {choice.index: choice for choice in fold.choices()}
+    blank = Choice(index=0, token_ids=(), logprobs=(), text="", finish_reason=FinishReason.CANCELLED)
+    return tuple(begun.get(index) or replace(blank, index=index) for index in range(n))
+
+
+def _emptied(choice: Choice) -> Choice:
+    return replace(choice, token_ids=(), logprobs=(), text="", tool_calls=())

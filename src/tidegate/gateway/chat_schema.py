@@ -1,0 +1,187 @@
+"""The body of ``POST /v1/chat/completions``: what is accepted, and its meaning for an engine.
+
+Fields that are not named here are ignored, as OpenAI's own servers treat fields of a newer client. A field
+that is named here and cannot be honoured is refused, never dropped silently.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal, Self
+
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, model_validator
+
+from tidegate.core.types import JsonObject, Sampling
+from tidegate.gateway.body import shown
+
+MAX_STOPS = 16
+MAX_CHOICES = 128
+_MAX_TOKENS = 1 << 20
+_SEED_LIMIT = 1 << 63
+_NOT_HONOURED = "is not supported by this engine"
+
+
+class _Body(BaseModel):
+    model_config = ConfigDict(strict=True, extra="ignore", frozen=True)
+
+
+def _check_content(value: Any) -> Any:
+    """A string, nothing, or text parts; pictures and sound are refused here, not inside an engine."""
+    if value is None or isinstance(value, str):
+        return value
+    if not isinstance(value, list):
+        raise ValueError("content is a string or a list of parts {'type': 'text', 'text': ...}")
+    for part in value:
+        if not isinstance(part, dict) or part.get("type") != "text" or not isinstance(part.get("text"), str):
+            raise ValueError(f"part {shown(part)} {_NOT_HONOURED}; send parts {{'type': 'text', 'text': ...}}")
+    return value
+
+
+class CalledFunction(_Body):
+    """Name and arguments (JSON text) of a call that the model made."""
+
+    name: str = Field(min_length=1)
+    arguments: str
+
+
+class ToolCall(_Body):
+    """A call that an assistant turn holds."""
+
+    id: str
+    type: Literal["function"] = "function"
+    function: CalledFunction
+
+
+class Message(_Body):
+    """One turn of the conversation."""
+
+    role: Literal["system", "developer", "user", "assistant", "tool"]
+    content: Annotated[Any, AfterValidator(_check_content)] = None
+    name: str | None = None
+    tool_calls: list[ToolCall] | None = None
+    tool_call_id: str | None = None
+
+    @model_validator(mode="after")
+    def _fits_its_role(self) -> Self:
+        if self.content is None and self.role != "assistant":
+            raise ValueError(f"a {self.role!r} message has no content; send a string or text parts")
+        if self.role == "tool" and self.tool_call_id is None:
+            raise ValueError("a 'tool' message has no tool_call_id; send the id of the call that it answers")
+        if self.tool_calls and self.role != "assistant":
+            raise ValueError(f"a {self.role!r} message has tool_calls; only 'assistant' messages have")
+        return self
+
+
+def _check_properties(value: dict[str, Any] | None) -> dict[str, Any] | None:
+    for name, schema in (value or {}).items():
+        if isinstance(schema, dict) and not isinstance(schema.get("enum", []), list):
+            raise ValueError(f"the enum of {name!r} is {shown(schema['enum'])}; it is a list of values")
+    return value
+
+
+class Parameters(_Body):
+    """The parts of a tool's JSON schema that prompts are rendered from."""
+
+    properties: Annotated[dict[str, Any] | None, AfterValidator(_check_properties)] = None
+    required: list[str] | None = None
+
+
+class Function(_Body):
+    """A function that the model may call; dots and slashes in names are accepted beyond OpenAI's rule."""
+
+    name: str = Field(pattern=r"^[A-Za-z0-9_.:/-]{1,128}$")
+    description: str | None = None
+    parameters: Parameters | None = None
+
+
+class Tool(_Body):
+    """A tool of the request."""
+
+    type: Literal["function"]
+    function: Function
+
+
+class StreamOptions(_Body):
+    """``include_usage`` adds one chunk with token counts before ``[DONE]``."""
+
+    include_usage: bool = False
+
+
+def _stops(value: Any) -> Any:
+    stops = [value] if isinstance(value, str) else value
+    if stops is None:
+        return []
+    if not isinstance(stops, list) or len(stops) > MAX_STOPS or not all(isinstance(s, str) and s for s in stops):
+        raise ValueError(f"stop is a non-empty string or a list of up to {MAX_STOPS} non-empty strings")
+    return stops
+
+
+def _tool_choice(value: Any) -> Any:
+    if value in (None, "auto", "none"):
+        return value
+    raise ValueError(f"this tool_choice {_NOT_HONOURED}, which cannot force a call; choose 'auto' or 'none'")
+
+
+def _response_format(value: Any) -> Any:
+    if value is None or (isinstance(value, dict) and value.get("type") == "text"):
+        return value
+    raise ValueError(f"this response_format {_NOT_HONOURED}; leave it out or send {{'type': 'text'}}")
+
+
+class ChatRequest(_Body):
+    """A validated request; :attr:`messages` and :attr:`tools` are checked copies, the raw ones are kept."""
+
+    model: str = Field(min_length=1)
+    messages: list[Message] = Field(min_length=1)
+    tools: list[Tool] | None = None
+    tool_choice: Annotated[Any, AfterValidator(_tool_choice)] = None
+    parallel_tool_calls: bool | None = None
+    n: int | None = Field(default=None, ge=1, le=MAX_CHOICES)
+    stop: Annotated[list[str], BeforeValidator(_stops)] = Field(default_factory=list[str])
+    seed: int | None = Field(default=None, ge=-_SEED_LIMIT, lt=_SEED_LIMIT)
+    temperature: float | None = Field(default=None, ge=0.0, le=2.0)
+    top_p: float | None = Field(default=None, gt=0.0, le=1.0)
+    top_k: int | None = Field(default=None, ge=-1, le=_MAX_TOKENS)
+    max_tokens: int | None = Field(default=None, ge=1, le=_MAX_TOKENS)
+    max_completion_tokens: int | None = Field(default=None, ge=1, le=_MAX_TOKENS)
+    presence_penalty: float | None = Field(default=None, ge=-2.0, le=2.0)
+    frequency_penalty: float | None = Field(default=None, ge=-2.0, le=2.0)
+    logprobs: bool | None = None
+    top_logprobs: int | None = Field(default=None, ge=0, le=20)
+    stream: bool | None = None
+    stream_options: StreamOptions | None = None
+    response_format: Annotated[Any, AfterValidator(_response_format)] = None
+    return_token_ids: bool | None = None
+    user: str | None = Field(default=None, max_length=512)
+    safety_identifier: str | None = Field(default=None, max_length=512)
+    metadata: dict[str, str] | None = None
+    store: bool | None = None
+
+    @model_validator(mode="after")
+    def _agrees_with_itself(self) -> Self:
+        if self.top_logprobs and not self.logprobs:
+            raise ValueError(f"'top_logprobs' is {self.top_logprobs}, which needs 'logprobs': true")
+        names = [tool.function.name for tool in self.tools or ()]
+        twice = next((name for name in names if names.count(name) > 1), None)
+        if twice is not None:
+            raise ValueError(f"'tools' names the function {twice!r} twice; names must differ")
+        return self
+
+    def sampling(self) -> Sampling:
+        """The decoding settings; what the client left out takes the defaults of :class:`Sampling`."""
+        given: dict[str, Any] = {
+            "temperature": self.temperature,
+            "top_p": self.top_p,
+            "top_k": None if self.top_k is None else max(self.top_k, 0),  # -1 is vLLM's word for off
+            "max_tokens": self.max_completion_tokens or self.max_tokens,
+            "n": self.n,
+            "seed": self.seed,
+            "stop": tuple(self.stop),
+            "presence_penalty": self.presence_penalty,
+            "frequency_penalty": self.frequency_penalty,
+            "top_logprobs": self.top_logprobs,
+        }
+        return Sampling(**{name: value for name, value in given.items() if value is not None})
+
+    def offered_tools(self, raw: JsonObject) -> tuple[JsonObject, ...]:
+        """The tools as the client wrote them, or none when ``tool_choice`` hides them."""
+        return () if self.tool_choice == "none" else tuple(raw.get("tools") or ())

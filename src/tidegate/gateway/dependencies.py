@@ -1,0 +1,90 @@
+"""What the gateway needs from the other stages, declared as the slices that it uses."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Awaitable, Callable, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from typing import Protocol
+
+from tidegate.core.types import Feedback, Interaction, Split, Task
+from tidegate.ports import Engine
+
+
+class RoutedModel(Protocol):
+    """The release that answers a request; ``adapter`` is its name in the engine, None the bare base model."""
+
+    @property
+    def release_id(self) -> str: ...
+
+    @property
+    def adapter(self) -> str | None: ...
+
+
+class EpisodeRouter(Protocol):
+    """Which release answers. None of these wait: a swap between two of them is seen or not, never half."""
+
+    def resolve(self, model: str, *, episode_id: str, user_key: str) -> RoutedModel:
+        """Route one request and pin its episode; NotFoundError for a name that is not served."""
+        ...
+
+    def lease(self, release_id: str) -> AbstractContextManager[None]:
+        """Keep a release loaded for the length of a ``with`` block."""
+        ...
+
+    def end_episode(self, episode_id: str) -> None:
+        """Unpin an episode that has its answer."""
+        ...
+
+    def models(self) -> Sequence[tuple[str, float]]:
+        """Served names and their creation times in Unix seconds."""
+        ...
+
+
+class InteractionRecorder(Protocol):
+    """Durable memory of what was served. Every method raises StoreError when it cannot keep its promise."""
+
+    async def record(self, interaction: Interaction) -> object:
+        """Return only after the interaction is durable; a known id is left as it is."""
+        ...
+
+    async def record_feedback(self, feedback: Feedback) -> bool:
+        """Return only after the feedback is durable; False when its id was known."""
+        ...
+
+    async def find(self, interaction_id: str) -> Interaction | None:
+        """A record by id, or None."""
+        ...
+
+
+async def _nothing_else() -> Sequence[str]:
+    return ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GatewayDependencies:
+    """Everything that the public API stands on.
+
+    Args:
+        engine: answers.
+        router: decides which release answers.
+        recorder: makes answers durable.
+        split_of: user id to (keyed hash, split); the plain id is never kept.
+        check_task: raises RequestError when a declared task cannot be replayed.
+        clock: Unix seconds.
+        new_id: unique letters and digits, e.g. the hex form of a UUID.
+        health: reasons beyond engine and champion why requests cannot be served now (a store that does not
+            take writes); empty when there are none.
+        monotonic: seconds for latencies.
+    """
+
+    engine: Engine
+    router: EpisodeRouter
+    recorder: InteractionRecorder
+    split_of: Callable[[str], tuple[str, Split]]
+    check_task: Callable[[Task], None]
+    clock: Callable[[], float]
+    new_id: Callable[[], str]
+    health: Callable[[], Awaitable[Sequence[str]]] = _nothing_else
+    monotonic: Callable[[], float] = time.monotonic

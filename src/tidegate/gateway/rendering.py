@@ -1,0 +1,174 @@
+"""From generation events to OpenAI's JSON: whole bodies and stream chunks."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from tidegate.core.generation import GenerationFold
+from tidegate.core.types import Choice, ChoiceEnd, FinishReason, Interaction, PromptTokens, TokenDelta
+
+LOWEST_LOGPROB = -9999.0
+"""OpenAI's stand-in for a log-probability that JSON has no number for."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AnswerShape:
+    """What one response looks like. ``created`` is in Unix seconds."""
+
+    id: str
+    created: int
+    model: str
+    release_id: str
+    logprobs: bool = False
+    token_ids: bool = False
+    include_usage: bool = False
+
+    def head(self, kind: str) -> dict[str, Any]:
+        """The fields that bodies and chunks share."""
+        return {
+            "id": self.id,
+            "object": kind,
+            "created": self.created,
+            "model": self.model,
+            "system_fingerprint": self.release_id,
+        }
+
+
+def body(shape: AnswerShape, fold: GenerationFold, logprobs: LogprobFold) -> dict[str, Any]:
+    """A finished ``chat.completion``."""
+    result = shape.head("chat.completion")
+    result["choices"] = [_choice(choice, shape, logprobs) for choice in fold.choices()]
+    result["usage"] = usage(fold.prompt_token_ids, fold.choices())
+    if shape.token_ids:
+        result["prompt_token_ids"] = list(fold.prompt_token_ids)
+    return result
+
+
+def _choice(choice: Choice, shape: AnswerShape, logprobs: LogprobFold) -> dict[str, Any]:
+    message: dict[str, Any] = {"role": "assistant", "content": choice.text, "refusal": None}
+    if choice.tool_calls:
+        message["content"] = choice.text or None
+        message["tool_calls"] = list(choice.tool_calls)
+    result: dict[str, Any] = {
+        "index": choice.index,
+        "message": message,
+        "logprobs": logprobs.of(choice.index) if shape.logprobs else None,
+        "finish_reason": choice.finish_reason.value,
+    }
+    if shape.token_ids:
+        result["token_ids"] = list(choice.token_ids)
+    return result
+
+
+def usage(prompt_token_ids: Sequence[int], choices: Sequence[Choice]) -> dict[str, int]:
+    """Counts of the tokens that the engine computed on and sampled; nothing is estimated from text."""
+    completion = sum(len(choice.token_ids) for choice in choices)
+    prompt = len(prompt_token_ids)
+    return {"prompt_tokens": prompt, "completion_tokens": completion, "total_tokens": prompt + completion}
+
+
+class LogprobFold:
+    """Collects the log-probabilities of each choice for a body."""
+
+    def __init__(self) -> None:
+        self._entries: dict[int, list[dict[str, Any]]] = {}
+
+    def add(self, delta: TokenDelta) -> None:
+        """Take the next tokens of a choice."""
+        self._entries.setdefault(delta.choice, []).extend(logprob_entries(delta))
+
+    def of(self, choice: int) -> dict[str, Any] | None:
+        """OpenAI's ``logprobs`` object, or None when the tokens' texts are not known."""
+        entries = self._entries.get(choice)
+        return {"content": entries, "refusal": None} if entries else None
+
+
+def logprob_entries(delta: TokenDelta) -> list[dict[str, Any]]:
+    """One entry a token; none for a delta that does not carry its tokens' texts (a recorded answer)."""
+    alternatives = delta.top_logprobs or ((),) * len(delta.token_texts)
+    return [
+        {**_entry(text, logprob), "top_logprobs": [_entry(*other) for other in others]}
+        for text, logprob, others in zip(delta.token_texts, delta.logprobs, alternatives, strict=False)
+    ]
+
+
+def _entry(text: str, logprob: float) -> dict[str, Any]:
+    shown = logprob if math.isfinite(logprob) else LOWEST_LOGPROB
+    return {"token": text, "logprob": shown, "bytes": list(text.encode(errors="replace"))}
+
+
+class ChunkMaker:
+    """Turns the events of one call into ``chat.completion.chunk`` objects, in order."""
+
+    def __init__(self, shape: AnswerShape, *, n: int) -> None:
+        self._shape = shape
+        self._n = n
+        self._calls: Counter[int] = Counter()
+
+    def opening(self, event: PromptTokens) -> Iterator[dict[str, Any]]:
+        """The role of each choice, as soon as the engine has taken the prompt."""
+        for index in range(self._n):
+            chunk = self._chunk(index, {"role": "assistant", "content": ""})
+            if self._shape.token_ids and index == 0:
+                chunk["prompt_token_ids"] = list(event.token_ids)
+            yield chunk
+
+    def delta(self, event: TokenDelta) -> Iterator[dict[str, Any]]:
+        """New text, tool calls, log-probabilities and ids; nothing for tokens that are held back unseen."""
+        delta: dict[str, Any] = {"content": event.text} if event.text else {}
+        if event.tool_calls:
+            first = self._calls[event.choice]
+            self._calls[event.choice] += len(event.tool_calls)
+            delta["tool_calls"] = [{"index": first + i, **call} for i, call in enumerate(event.tool_calls)]
+        entries = logprob_entries(event) if self._shape.logprobs else []
+        if delta or entries or self._shape.token_ids:
+            logprobs = {"content": entries, "refusal": None} if entries else None
+            chunk = self._chunk(event.choice, delta, logprobs=logprobs)
+            if self._shape.token_ids:
+                chunk["choices"][0]["token_ids"] = list(event.token_ids)
+            yield chunk
+
+    def closing(self, fold: GenerationFold) -> Iterator[dict[str, Any]]:
+        """The finish reason of each choice and, when asked for, the usage."""
+        for choice in fold.choices():
+            yield self._chunk(choice.index, {}, finish_reason=choice.finish_reason.value)
+        if self._shape.include_usage:
+            chunk = self._shape.head("chat.completion.chunk")
+            yield {**chunk, "choices": [], "usage": usage(fold.prompt_token_ids, fold.choices())}
+
+    def _chunk(
+        self, index: int, delta: dict[str, Any], *, logprobs: Any = None, finish_reason: str | None = None
+    ) -> dict[str, Any]:
+        chunk = self._shape.head("chat.completion.chunk")
+        chunk["choices"] = [{"index": index, "delta": delta, "logprobs": logprobs, "finish_reason": finish_reason}]
+        if self._shape.include_usage:
+            chunk["usage"] = None
+        return chunk
+
+
+def recorded_events(interaction: Interaction) -> Iterator[PromptTokens | TokenDelta | ChoiceEnd]:
+    """A recorded answer as the events that it came from (token texts are not recorded)."""
+    yield PromptTokens(token_ids=interaction.prompt_token_ids)
+    for choice in interaction.choices:
+        yield TokenDelta(
+            choice=choice.index,
+            token_ids=choice.token_ids,
+            logprobs=choice.logprobs,
+            text=choice.text,
+            tool_calls=choice.tool_calls,
+        )
+        yield ChoiceEnd(
+            choice=choice.index,
+            finish_reason=choice.finish_reason,
+            invalid_tool_call=choice.invalid_tool_call,
+        )
+
+
+def is_finished(interaction: Interaction) -> bool:
+    """Whether a record holds a whole answer that can be given again."""
+    ended = all(choice.finish_reason is not FinishReason.CANCELLED for choice in interaction.choices)
+    return interaction.consent and bool(interaction.choices) and ended
