@@ -1,0 +1,174 @@
+"""Rows of everything that is about an interaction or a release, and back. Pure, like :mod:`tidegate.stores.codec`."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import asdict
+from typing import Any
+
+from tidegate.core.errors import ConflictError, RequestError
+from tidegate.core.hashing import canonical_json
+from tidegate.core.types import (
+    Answer,
+    AuditRecord,
+    Candidate,
+    CandidateState,
+    Feedback,
+    Outcome,
+    Release,
+    Task,
+    Verdict,
+)
+from tidegate.stores.codec import Row, changed, from_json, task_json, to_json
+from tidegate.stores.records import Reward
+
+
+def feedback_row(feedback: Feedback) -> dict[str, Any]:
+    """A row of ``feedback`` without its state.
+
+    Raises:
+        RequestError: the value or the tags cannot be stored.
+    """
+    named = f"feedback {feedback.id!r}"
+    return {
+        "id": feedback.id,
+        "metric_name": feedback.metric_name,
+        "value": to_json(feedback.value, f"value of {named}", canonical=False),
+        "interaction_id": feedback.interaction_id,
+        "episode_id": feedback.episode_id,
+        "tags": to_json(dict(feedback.tags), f"tags of {named}"),
+        "created_at": feedback.created_at,
+    }
+
+
+def feedback_of(row: Row) -> Feedback:
+    """Inverse of :func:`feedback_row`."""
+    return Feedback(
+        id=row["id"],
+        metric_name=row["metric_name"],
+        value=from_json(row["value"]),
+        interaction_id=row["interaction_id"],
+        episode_id=row["episode_id"],
+        tags=from_json(row["tags"]),
+        created_at=row["created_at"],
+    )
+
+
+def verdict_row(verdict: Verdict) -> dict[str, Any]:
+    """A row of ``verdicts``. The detail is for people: what has no UTF-8 form is shown escaped.
+
+    Raises:
+        RequestError: the score lies outside [0, 1].
+    """
+    if not 0.0 <= verdict.score <= 1.0:
+        raise RequestError(
+            f"verdict of {verdict.verifier!r} on episode {verdict.episode_id!r} has the score {verdict.score!r}; "
+            "0 to 1 is accepted"
+        )
+    return {**asdict(verdict), "outcome": str(verdict.outcome), "detail": _escaped(verdict.detail)}
+
+
+def reward_row(reward: Reward) -> dict[str, Any]:
+    """A row of ``rewards``."""
+    return asdict(reward)
+
+
+def verdict_of(row: Row) -> Verdict:
+    """A verdict from its row."""
+    return Verdict(**changed(row, outcome=Outcome(row["outcome"])))
+
+
+def candidate_row(candidate: Candidate) -> dict[str, Any]:
+    """A row of ``candidates``."""
+    return {**asdict(candidate), "state": str(candidate.state)}
+
+
+def candidate_of(row: Row) -> Candidate:
+    """Inverse of :func:`candidate_row`."""
+    return Candidate(**changed(row, state=CandidateState(row["state"])))
+
+
+def release_row(release: Release) -> dict[str, Any]:
+    """A row of ``releases``.
+
+    Raises:
+        RequestError: the certificate is no JSON.
+    """
+    certificate = release.certificate
+    text = None if certificate is None else to_json(dict(certificate), f"certificate of release {release.id!r}")
+    return {
+        "id": release.id,
+        "number": release.number,
+        "adapter_sha256": release.adapter_sha256,
+        "base_sha256": release.base_sha256,
+        "certificate": text,
+        "created_at": release.created_at,
+        "restores": release.restores,
+    }
+
+
+def release_of(row: Row) -> Release:
+    """Inverse of :func:`release_row`."""
+    text = row["certificate"]
+    return Release(**changed(row, certificate=None if text is None else from_json(text)))
+
+
+def audit_row(record: AuditRecord) -> dict[str, Any]:
+    """A row of ``audit_records``; the body's text is exactly what the hash covers."""
+    return {
+        "seq": record.seq,
+        "prev_hash": record.prev_hash,
+        "time": record.time,
+        "kind": record.kind,
+        "body": canonical_json(record.body),
+        "hash": record.hash,
+    }
+
+
+def audit_of(row: Row) -> AuditRecord:
+    """Inverse of :func:`audit_row`."""
+    return AuditRecord(**changed(row, body=from_json(row["body"])))
+
+
+def epoch_task_rows(epoch_id: str, tasks: Sequence[Task]) -> list[dict[str, Any]]:
+    """Rows of ``epoch_tasks`` in order.
+
+    Raises:
+        ConflictError: a task is named twice.
+        RequestError: a task cannot be stored.
+    """
+    if len({task.id for task in tasks}) < len(tasks):
+        raise ConflictError(f"epoch {epoch_id!r} names a task twice; each task counts once")
+    return [
+        {
+            "epoch_id": epoch_id,
+            "task_id": task.id,
+            "position": position,
+            "task": task_json(task, f"task {task.id!r}"),
+        }
+        for position, task in enumerate(tasks)
+    ]
+
+
+def answer_row(epoch_id: str, answer: Answer) -> dict[str, Any]:
+    """A row of ``answers``. The error is for people: what has no UTF-8 form is shown escaped.
+
+    Raises:
+        RequestError: the score lies outside [0, 1].
+    """
+    if not 0.0 <= answer.score <= 1.0:
+        raise RequestError(f"answer to task {answer.task_id!r} has the score {answer.score!r}; 0 to 1 is accepted")
+    error = None if answer.error is None else _escaped(answer.error)
+    return {**asdict(answer), "epoch_id": epoch_id, "seed": str(answer.seed), "error": error}
+
+
+def answer_of(row: Row) -> Answer:
+    """Inverse of :func:`answer_row`, the epoch left out."""
+    flags = {name: bool(row[name]) for name in ("passed", "no_reply", "invalid_tool_call")}
+    fields = changed(row, seed=int(row["seed"]), **flags)
+    del fields["epoch_id"]
+    return Answer(**fields)
+
+
+def _escaped(text: str) -> str:
+    return text.encode("utf-8", "backslashreplace").decode()
