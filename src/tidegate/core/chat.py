@@ -74,6 +74,8 @@ def content_text(content: Any) -> str:
         return ""
     if isinstance(content, str):
         return content
+    if not isinstance(content, Sequence):
+        raise RequestError(f"message content {content!r} is not supported; send a string or a list of text parts")
     parts: list[str] = []
     for part in content:
         if not isinstance(part, Mapping) or part.get("type") != "text":
@@ -112,14 +114,16 @@ def _type_name(spec: Any) -> str:
 
 
 def render_tool_call(call: JsonObject) -> str:
-    """The text form of an OpenAI tool call; the arguments keep the client's spelling when they parse."""
+    """The text form of an OpenAI tool call; arguments that are not JSON are kept as one string."""
     function = call["function"]
     arguments = function.get("arguments") or "{}"
-    try:
-        arguments = json.dumps(json.loads(arguments), ensure_ascii=False)
-    except json.JSONDecodeError:
-        arguments = json.dumps(arguments, ensure_ascii=False)
-    return f'{TOOL_CALL_OPEN}{{"name": {json.dumps(function["name"])}, "arguments": {arguments}}}{TOOL_CALL_CLOSE}'
+    value = _parsed(arguments)
+    if value is _NOT_JSON:
+        value = arguments
+    body = json.dumps({"name": function["name"], "arguments": value}, ensure_ascii=False)
+    # A tag inside a string would end the call early; JSON lets us spell it in another way.
+    body = body.replace(TOOL_CALL_CLOSE, "\\u003c" + TOOL_CALL_CLOSE[1:])
+    return f"{TOOL_CALL_OPEN}{body}{TOOL_CALL_CLOSE}"
 
 
 def parse_completion(text: str, *, call_id_seed: str) -> ParsedCompletion:
@@ -150,10 +154,7 @@ def parse_completion(text: str, *, call_id_seed: str) -> ParsedCompletion:
 
 def parse_tool_call(body: str, *, call_id: str) -> JsonObject | None:
     """One ``{"name", "arguments"}`` object as an OpenAI tool call, or None when it is not one."""
-    try:
-        value = json.loads(body)
-    except json.JSONDecodeError:
-        return None
+    value = _parsed(body)
     if not isinstance(value, dict) or not isinstance(value.get("name"), str):
         return None
     arguments = value.get("arguments", {})
@@ -167,13 +168,35 @@ def parse_tool_call(body: str, *, call_id: str) -> JsonObject | None:
     }
 
 
+_NOT_JSON = object()
+
+
+def _parsed(text: str) -> Any:
+    """The value of strict JSON text, or ``_NOT_JSON``.
+
+    What Python's parser lets through and no client could read counts as no JSON: NaN and infinities, half a
+    surrogate pair. So does what it gives up on: nesting deeper than the stack, integers of thousands of digits.
+    """
+    try:
+        value = json.loads(text, parse_constant=_refuse_constant)
+        json.dumps(value, ensure_ascii=False, allow_nan=False).encode()
+    except (ValueError, RecursionError):
+        return _NOT_JSON
+    return value
+
+
+def _refuse_constant(name: str) -> None:
+    raise ValueError(f"{name} is not JSON")
+
+
 def encode_prompt(
     tokenizer: ChatTokenizer, messages: Messages, tools: Tools, *, add_generation_prompt: bool = True
 ) -> tuple[int, ...]:
     """Token ids (T,) of a conversation, ready for the assistant's turn when asked so.
 
     Raises:
-        RequestError: the tokenizer has no chat template, or the template refuses the messages.
+        RequestError: the tokenizer has no chat template, the template refuses the messages, or they hold half
+            a surrogate pair.
     """
     if not tokenizer.chat_template:
         raise RequestError("this model has no chat template; serve one that has, or add chat_template.jinja")
@@ -190,6 +213,10 @@ def encode_prompt(
         )
     except Exception as error:  # jinja templates raise anything; all of it is the request's fault
         raise RequestError(f"the model's chat template refuses these messages: {error}") from error
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        raise RequestError(f"the messages hold half a surrogate pair at {error.start}; send valid Unicode") from error
     return tuple(tokenizer.encode(text, add_special_tokens=False))
 
 
@@ -205,7 +232,5 @@ def _with_parsed_arguments(message: JsonObject) -> dict[str, Any]:
 
 
 def _object_or_text(function: JsonObject) -> Any:
-    try:
-        return json.loads(function.get("arguments") or "{}")
-    except json.JSONDecodeError:
-        return function.get("arguments")
+    value = _parsed(function.get("arguments") or "{}")
+    return function.get("arguments") if value is _NOT_JSON else value
