@@ -12,6 +12,7 @@ import hashlib
 import json
 import os
 import shutil
+import uuid
 from collections.abc import Generator
 from pathlib import Path
 from typing import Any
@@ -24,7 +25,23 @@ CONFIG_FILE = "adapter_config.json"
 MANIFEST_FILE = "tidegate.json"
 
 _CHUNK_BYTES = 1 << 20
-_CONFIG_FIELDS = ("peft_type", "r", "lora_alpha", "use_rslora", "use_dora", "bias", "fan_in_fan_out")
+_CONFIG_FIELDS = (
+    "peft_type",
+    "r",
+    "rank_pattern",
+    "lora_alpha",
+    "alpha_pattern",
+    "use_rslora",
+    "use_dora",
+    "bias",
+    "lora_bias",
+    "fan_in_fan_out",
+    "layers_to_transform",
+    "layers_pattern",
+    "layer_replication",
+)
+_NAME_FIELDS = ("target_modules", "exclude_modules", "modules_to_save", "target_parameters")
+"""Sets of module names that PEFT writes in any order; a string is a pattern and stays as it is."""
 
 
 def file_hash(path: Path) -> str:
@@ -84,7 +101,9 @@ def adapter_content_hash(weights_sha256: str, config: dict[str, Any], base_sha25
         base_sha256: base hash that the manifest names.
     """
     fields = {name: config.get(name) for name in _CONFIG_FIELDS}
-    fields["target_modules"] = sorted(config.get("target_modules") or [])
+    for name in _NAME_FIELDS:
+        value = config.get(name) or []
+        fields[name] = sorted(value) if isinstance(value, list) else value
     return content_hash({"weights": weights_sha256, "config": fields, "base_sha256": base_sha256})
 
 
@@ -105,7 +124,11 @@ def adapter_base(directory: Path) -> str:
 
 def fsync_directory(directory: Path) -> None:
     """Make the names in ``directory`` durable."""
-    handle = os.open(directory, os.O_RDONLY)
+    _fsync(directory)
+
+
+def _fsync(path: Path) -> None:
+    handle = os.open(path, os.O_RDONLY)
     try:
         os.fsync(handle)
     finally:
@@ -115,7 +138,7 @@ def fsync_directory(directory: Path) -> None:
 def write_atomically(path: Path, data: bytes) -> None:
     """Write a file so that a reader sees the old bytes, the new bytes, or nothing, after any crash."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    temporary = _scratch_name(path)
     try:
         with temporary.open("wb") as file:
             file.write(data)
@@ -134,18 +157,28 @@ def directory_published_at(target: Path) -> Generator[Path]:
     When ``target`` exists already the scratch copy is dropped: content-named directories never change.
     """
     target.parent.mkdir(parents=True, exist_ok=True)
-    scratch = target.with_name(f".{target.name}.{os.getpid()}.tmp")
-    shutil.rmtree(scratch, ignore_errors=True)
+    scratch = _scratch_name(target)
     scratch.mkdir()
     try:
         yield scratch
-        for file in scratch.rglob("*"):
-            if file.is_file():
-                with file.open("rb") as handle:
-                    os.fsync(handle.fileno())
-        fsync_directory(scratch)
-        if not target.exists():
-            scratch.rename(target)
+        for path in (*scratch.rglob("*"), scratch):
+            _fsync(path)
+        _rename_unless_there(scratch, target)
         fsync_directory(target.parent)
     finally:
         shutil.rmtree(scratch, ignore_errors=True)
+
+
+def _rename_unless_there(scratch: Path, target: Path) -> None:
+    if target.exists():
+        return
+    try:
+        scratch.rename(target)
+    except OSError:
+        if not target.exists():  # else another process published the same content between the two lines
+            raise
+
+
+def _scratch_name(path: Path) -> Path:
+    """A hidden sibling, different for each call: threads and processes may write the same path at once."""
+    return path.with_name(f".{path.name}.{uuid.uuid4().hex[:12]}.tmp")
