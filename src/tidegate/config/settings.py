@@ -132,6 +132,9 @@ class CycleSettings(_Section):
     episode_timeout_s: Finite = Field(
         default=120.0, gt=0, description="A gate episode that takes longer counts as failed."
     )
+    max_dev_tasks: Positive = Field(
+        default=64, description="Most tasks of dev users that a screen asks, the latest ones."
+    )
     concurrency: Positive = Field(default=32, description="Gate episodes in flight at once.")
     nice: int = Field(
         default=10, ge=0, le=19, description="How far a cycle steps back behind serving on the processor."

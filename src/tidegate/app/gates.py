@@ -1,0 +1,114 @@
+"""Keys, certificates, policy and audit log of a data directory."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Iterator
+from dataclasses import asdict
+from pathlib import Path
+
+from tidegate.app.layout import DataDirectory
+from tidegate.artifacts import read_json, write_atomically
+from tidegate.config import Settings
+from tidegate.core.errors import AuditError, CertificateError, ConfigError
+from tidegate.core.gate.policy import Policy
+from tidegate.core.gate.verify import verify_audit
+from tidegate.core.hashing import canonical_json
+from tidegate.core.types import AuditRecord, JsonObject
+from tidegate.gate import load_policy, self_test
+from tidegate.gate.certificates import TrustedKeys, sign_certificate
+from tidegate.gate.keys import KeyPair
+from tidegate.release import CertificateCheck
+
+
+def build_policy(settings: Settings) -> Policy:
+    """The policy that the settings name; the strict one that ships by default."""
+    return load_policy(settings.policy)
+
+
+def gate_self_test(settings: Settings) -> str:
+    """Run the gate's own test; GateError when it is not the gate that the golden numbers describe."""
+    self_test(build_policy(settings))
+    return "golden numbers met, A/A pair not promoted, degraded pair refused"
+
+
+def trusted_keys(directory: DataDirectory) -> TrustedKeys:
+    """The gate's key and the operator's key of a data directory; made on first use."""
+    return TrustedKeys(
+        gate=KeyPair.load_or_create(directory.gate_key).public_key,
+        people=(KeyPair.load_or_create(directory.operator_key).public_key,),
+    )
+
+
+def check_keys(directory: DataDirectory) -> str:
+    """Read every secret; ConfigError names the first one that others can read or that is damaged."""
+    trusted_keys(directory)
+    directory.split_key()
+    directory.admin_token()
+    return "present, readable by their owner alone"
+
+
+def certificate_check(directory: DataDirectory) -> CertificateCheck:
+    """What the publisher asks before it loads anything."""
+    trusted = trusted_keys(directory)
+
+    def check(certificate: JsonObject | None, *, adapter_sha256: str, base_sha256: str) -> None:
+        trusted.verify(certificate, adapter_sha256=adapter_sha256, base_sha256=base_sha256)
+
+    return check
+
+
+def save_certificate(directory: DataDirectory, certificate: JsonObject) -> None:
+    """Keep a certificate under its adapter's hash."""
+    path = directory.certificates / f"{certificate['adapter_sha256']}.json"
+    write_atomically(path, (canonical_json(dict(certificate)) + "\n").encode())
+
+
+def certificate_of(directory: DataDirectory, adapter_sha256: str) -> JsonObject | None:
+    """The certificate of an adapter, if one was ever issued.
+
+    Raises:
+        CertificateError: the file is damaged.
+    """
+    path = directory.certificates / f"{adapter_sha256}.json"
+    if not path.exists():
+        return None
+    try:
+        return read_json(path, "certificate")
+    except ConfigError as error:
+        raise CertificateError(str(error)) from error
+
+
+def sign_as_person(directory: DataDirectory, *, adapter_sha256: str, base_sha256: str, now: float) -> JsonObject:
+    """A certificate by the operator's key."""
+    return sign_certificate(
+        KeyPair.load_or_create(directory.operator_key),
+        kind="person",
+        adapter_sha256=adapter_sha256,
+        base_sha256=base_sha256,
+        policy_hash=None,
+        decision_hash=None,
+        issued_at=now,
+    )
+
+
+def verify_log(records: Iterable[AuditRecord]) -> JsonObject:
+    """Recompute chain and decisions; AuditError at the first difference."""
+    return asdict(verify_audit(records))
+
+
+def read_audit_file(path: Path) -> Iterator[AuditRecord]:
+    """Records of an exported log.
+
+    Raises:
+        AuditError: the file is missing, or a line is not a record.
+    """
+    try:
+        lines = path.read_text(encoding="utf-8").splitlines()
+    except (OSError, UnicodeDecodeError) as error:
+        raise AuditError(f"audit log {str(path)!r} cannot be read: {error}") from error
+    for number, line in enumerate(lines, start=1):
+        try:
+            yield AuditRecord(**json.loads(line))
+        except (ValueError, TypeError) as error:
+            raise AuditError(f"{path}:{number}: not an audit record: {error}") from error

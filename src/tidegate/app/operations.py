@@ -1,0 +1,222 @@
+"""What the commands do with a data directory, one function a command. Returns plain data."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import AsyncGenerator, Iterator, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+
+from tidegate.app.engines import embedded_engine, model_name, resolve_base
+from tidegate.app.gates import certificate_check, read_audit_file, save_certificate, sign_as_person, verify_log
+from tidegate.app.layout import DataDirectory
+from tidegate.app.publishing import PublishesReleases, publisher_for
+from tidegate.app.stores import Stores, open_stores
+from tidegate.config import Settings
+from tidegate.core.errors import CommandError, ConflictError, NotFoundError, TidegateError
+from tidegate.core.hashing import canonical_json
+from tidegate.core.types import CandidateState, JsonObject, Release
+from tidegate.gateway.admin import release_json
+from tidegate.release import CHAMPION
+
+
+def existing(settings: Settings) -> DataDirectory:
+    """The data directory, which must have been used before.
+
+    Raises:
+        NotFoundError: it has no database.
+    """
+    directory = DataDirectory(root=settings.data_dir)
+    if not directory.open_database.exists():
+        raise NotFoundError(
+            f"data directory {str(settings.data_dir)!r} holds no tidegate.db; "
+            "start 'tidegate serve' first, or name another with --data-dir"
+        )
+    return directory.create()
+
+
+@asynccontextmanager
+async def publishing(settings: Settings, directory: DataDirectory, stores: Stores) -> AsyncGenerator[PublishesReleases]:
+    """The publisher of the running server, or a local one."""
+
+    def open_engine() -> Any:
+        return embedded_engine(settings, resolve_base(settings), replica="command")
+
+    async with publisher_for(
+        directory, stores, open_engine, model_name=model_name(settings), clock=time.time
+    ) as publisher:
+        yield publisher
+
+
+def list_releases(settings: Settings) -> list[Sequence[Any]]:
+    """Rows of id, aliases, adapter, certificate kind, restored release, time."""
+    with open_stores(existing(settings)) as stores:
+        names: dict[str, list[str]] = {}
+        for alias, release_id in stores.releases.aliases().items():
+            names.setdefault(release_id, []).append(alias)
+        return [
+            (
+                release.id,
+                ",".join(sorted(names.get(release.id, []))),
+                (release.adapter_sha256 or "")[:12],
+                (release.certificate or {}).get("kind", ""),
+                release.restores,
+                _iso(release.created_at),
+            )
+            for release in stores.releases.list_releases()
+        ]
+
+
+def show_release(settings: Settings, release_id: str) -> JsonObject:
+    """A release, and whether its certificate verifies against its content."""
+    directory = existing(settings)
+    with open_stores(directory) as stores:
+        release = _release(stores, release_id)
+    verdict = "base model: none needed"
+    if release.adapter_sha256 is not None:
+        try:
+            certificate_check(directory)(
+                release.certificate, adapter_sha256=release.adapter_sha256, base_sha256=release.base_sha256
+            )
+            verdict = "valid"
+        except TidegateError as error:
+            verdict = f"INVALID: {error}"
+    return {**release_json(release), "certificate_check": verdict}
+
+
+async def promote_release(settings: Settings, release_id: str) -> JsonObject:
+    """Serve a release's content again."""
+    directory = existing(settings)
+    with open_stores(directory) as stores:
+        _release(stores, release_id)
+        async with publishing(settings, directory, stores) as publisher:
+            return await publisher.promote(release_id)
+
+
+async def rollback_release(settings: Settings, to: str | None, reason: str) -> JsonObject:
+    """Serve the previous champion's content again."""
+    directory = existing(settings)
+    with open_stores(directory) as stores:
+        async with publishing(settings, directory, stores) as publisher:
+            return await publisher.rollback(to, reason)
+
+
+def list_candidates(settings: Settings) -> list[Sequence[Any]]:
+    """Rows of id, state, origin, adapter, manifest, time."""
+    with open_stores(existing(settings)) as stores:
+        return [
+            (c.id, c.state.value, c.origin, c.adapter_sha256[:12], (c.manifest_hash or "")[:12], _iso(c.created_at))
+            for c in stores.releases.list_candidates()
+        ]
+
+
+async def sign_candidate(settings: Settings, candidate_id: str) -> JsonObject:
+    """Certify the first release by a person's signature and publish it.
+
+    Raises:
+        NotFoundError: no such candidate.
+        ConflictError: an adapter is served already; only the gate may replace it.
+    """
+    directory = existing(settings)
+    with open_stores(directory) as stores:
+        candidates = {candidate.id: candidate for candidate in stores.releases.list_candidates()}
+        if candidate_id not in candidates:
+            raise NotFoundError(f"candidate {candidate_id!r} does not exist; known: {sorted(candidates)}")
+        candidate = candidates[candidate_id]
+        served = stores.releases.aliases().get(CHAMPION)
+        champion = _release(stores, served) if served else None
+        if champion is not None and champion.adapter_sha256 not in (None, candidate.adapter_sha256):
+            raise ConflictError(
+                f"release {champion.id!r} is served, so candidate {candidate_id!r} can only come in through the gate: "
+                "'tidegate cycle run --candidate DIRECTORY'"
+            )
+        certificate = sign_as_person(
+            directory, adapter_sha256=candidate.adapter_sha256, base_sha256=candidate.base_sha256, now=time.time()
+        )
+        save_certificate(directory, certificate)
+        for state in (CandidateState.SCREENED, CandidateState.CERTIFIED):
+            if candidate.state in (CandidateState.PROPOSED, CandidateState.SCREENED):
+                candidate = stores.releases.set_candidate_state(
+                    candidate_id, state, reasons=("signed by a person",), time=time.time()
+                )
+        async with publishing(settings, directory, stores) as publisher:
+            return await publisher.publish(candidate_id)
+
+
+def list_cycles(settings: Settings) -> list[Sequence[Any]]:
+    """Rows of id, opening, closing, outcome."""
+    with open_stores(existing(settings)) as stores:
+        return [
+            (
+                cycle["id"],
+                _iso(cycle["opened_at"]),
+                _iso(cycle["closed_at"]) if cycle["closed_at"] else "",
+                cycle["outcome"] or "open",
+            )
+            for cycle in stores.cycles.list_cycles()
+        ]
+
+
+def show_cycle(settings: Settings, cycle_id: str) -> JsonObject:
+    """Outputs of a cycle's steps."""
+    with open_stores(existing(settings)) as stores:
+        known = [cycle["id"] for cycle in stores.cycles.list_cycles()]
+        if cycle_id not in known:
+            raise NotFoundError(f"cycle {cycle_id!r} does not exist; known: {known}")
+        return stores.cycles.steps(cycle_id)
+
+
+def verify_audit_log(settings: Settings, file: Path | None) -> JsonObject:
+    """Recompute the log; AuditError at the first difference."""
+    if file is not None:
+        return verify_log(read_audit_file(file))
+    with open_stores(existing(settings)) as stores:
+        return verify_log(stores.audit.read())
+
+
+def audit_lines(settings: Settings) -> Iterator[str]:
+    """The log, one JSON object a line."""
+    with open_stores(existing(settings)) as stores:
+        for record in stores.audit.read():
+            yield canonical_json(asdict(record))
+
+
+async def send_feedback(settings: Settings, target: str, metric: str, value: Any) -> JsonObject:
+    """Post feedback to the running server.
+
+    Raises:
+        CommandError: no server runs on this data directory, or it refuses.
+    """
+    address = DataDirectory(root=settings.data_dir).server()
+    if address is None:
+        raise CommandError(f"no server runs on data directory {str(settings.data_dir)!r}; start 'tidegate serve'")
+    name = "interaction_id" if target.startswith("chatcmpl-") else "episode_id"
+    body = {"metric_name": metric, "value": value, name: target}
+    headers = {"Authorization": f"Bearer {settings.server.api_keys[0]}"} if settings.server.api_keys else {}
+    try:
+        async with (
+            aiohttp.ClientSession(headers=headers) as client,
+            client.post(f"{address.url}/v1/feedback", data=json.dumps(body)) as response,
+        ):
+            answer: dict[str, Any] = await response.json()
+    except (aiohttp.ClientError, TimeoutError, ValueError) as error:
+        raise CommandError(f"the server at {address.url} cannot be reached: {error}") from error
+    if "error" in answer:
+        raise CommandError(str(answer["error"]["message"]))
+    return answer
+
+
+def _release(stores: Stores, release_id: str) -> Release:
+    for release in stores.releases.list_releases():
+        if release.id == release_id:
+            return release
+    raise NotFoundError(f"release {release_id!r} does not exist; 'tidegate releases list' shows all")
+
+
+def _iso(seconds: float) -> str:
+    return time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(seconds))

@@ -1,0 +1,158 @@
+"""``tidegate serve``: one process that answers, records, and swaps what it answers with.
+
+Order of starting: model, databases, gate self-test, engine, champion proven and loaded, then the ports open.
+Whatever fails before that leaves no port open and nothing announced.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import signal
+import time
+import uuid
+from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager
+
+from tidegate.app.engines import embedded_engine, model_name, resolve_base
+from tidegate.app.gates import gate_self_test
+from tidegate.app.layout import DataDirectory, ServerAddress
+from tidegate.app.publishing import build_publisher
+from tidegate.app.stores import Stores, open_stores
+from tidegate.capture import Recorder
+from tidegate.config import Settings
+from tidegate.core.errors import ConfigError, ConflictError, RequestError
+from tidegate.core.split import split_of, user_key
+from tidegate.core.types import Release, Split, Task
+from tidegate.gateway.admin import AdminDependencies, create_admin
+from tidegate.gateway.dependencies import GatewayDependencies
+from tidegate.gateway.factory import create_gateway
+from tidegate.gateway.serve import running_server
+from tidegate.release import Router
+from tidegate.signals import builtin_environments, builtin_verifiers
+
+LOOPBACK = "127.0.0.1"
+
+
+async def serve(settings: Settings, *, say: Callable[[str], None]) -> None:
+    """Serve until SIGINT or SIGTERM, then let requests in flight end.
+
+    Raises:
+        ConfigError: a setting, the model or a port is not usable.
+        StoreError, CertificateError, AdapterError: what should be served cannot be served.
+    """
+    stop = asyncio.Event()
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGINT, signal.SIGTERM):
+        with contextlib.suppress(NotImplementedError):
+            loop.add_signal_handler(number, stop.set)
+    async with running(settings, say=say) as address:
+        say(f"serving {model_name(settings)!r} at {address.url}/v1 (admin at {address.admin_url}); stop with Ctrl-C")
+        await stop.wait()
+        say("stopping: requests in flight are finished first")
+
+
+@asynccontextmanager
+async def running(settings: Settings, *, say: Callable[[str], None]) -> AsyncGenerator[ServerAddress]:
+    """A whole server for the length of a block."""
+    directory = DataDirectory(root=settings.data_dir).create()
+    _refuse_second_server(directory)
+    model_dir = await asyncio.to_thread(resolve_base, settings, progress=say)
+    async with AsyncExitStack() as stack:
+        stores = stack.enter_context(open_stores(directory))
+        gate_self_test(settings)
+        say(f"loading {model_name(settings)!r}")
+        engine = await stack.enter_async_context(embedded_engine(settings, model_dir, replica="embedded-0"))
+        router = Router(
+            model_name=model_name(settings), episode_ttl_s=settings.server.episode_ttl_s, clock=time.monotonic
+        )
+        publisher = build_publisher(directory, stores, engine, router, model_name=model_name(settings), clock=time.time)
+        champion = await publisher.reconcile()
+        say(f"champion is {champion.id!r}")
+        recorder = Recorder(stores.trajectories, stores.sealed_trajectories)
+        stack.push_async_callback(recorder.close)
+        gateway = create_gateway(
+            GatewayDependencies(
+                engine=engine,
+                router=router,
+                recorder=recorder,
+                split_of=_splitter(settings, directory),
+                check_task=task_check(),
+                clock=time.time,
+                new_id=lambda: uuid.uuid4().hex,
+                health=_store_health(stores),
+            ),
+            settings.server,
+        )
+        admin = create_admin(
+            AdminDependencies(
+                publisher=publisher,
+                releases=lambda: _releases(stores),
+                new_id=lambda: uuid.uuid4().hex,
+            ),
+            directory.admin_token(),
+        )
+        server = settings.server
+        port = await stack.enter_async_context(
+            running_server(gateway, host=server.host, port=server.port, option="--port")
+        )
+        admin_port = await stack.enter_async_context(
+            running_server(admin, host=LOOPBACK, port=server.admin_port, option="--admin-port")
+        )
+        host = f"[{server.host}]" if ":" in server.host else server.host
+        address = ServerAddress(
+            url=f"http://{host}:{port}", admin_url=f"http://{LOOPBACK}:{admin_port}", pid=os.getpid()
+        )
+        directory.announce_server(address)
+        stack.callback(directory.withdraw_server)
+        yield address
+
+
+def task_check() -> Callable[[Task], None]:
+    """Raises RequestError for a declared task that nobody could replay and score."""
+    verifiers, environments = builtin_verifiers(), builtin_environments()
+
+    def check(task: Task) -> None:
+        if task.verifier not in verifiers:
+            raise RequestError(f"metadata.tidegate_verifier is {task.verifier!r}; registered: {sorted(verifiers)}")
+        if task.environment is not None and task.environment not in environments:
+            raise RequestError(
+                f"metadata.tidegate_environment is {task.environment!r}; registered: {sorted(environments)}"
+            )
+        try:
+            verifiers[task.verifier].check_reference(task.reference)
+        except (ValueError, ConfigError) as error:
+            raise RequestError(f"metadata.tidegate_reference is not usable: {error}") from error
+
+    return check
+
+
+def _splitter(settings: Settings, directory: DataDirectory) -> Callable[[str], tuple[str, Split]]:
+    key = directory.split_key()
+    shares = (settings.split.train, settings.split.dev, settings.split.sealed)
+
+    def split(user_id: str) -> tuple[str, Split]:
+        return user_key(key, user_id), split_of(key, user_id, shares)
+
+    return split
+
+
+def _store_health(stores: Stores) -> Callable[[], Awaitable[Sequence[str]]]:
+    async def reasons() -> Sequence[str]:
+        return await asyncio.to_thread(stores.problems)
+
+    return reasons
+
+
+async def _releases(stores: Stores) -> Sequence[Release]:
+    return stores.releases.list_releases()
+
+
+def _refuse_second_server(directory: DataDirectory) -> None:
+    other = directory.server()
+    if other is not None and other.pid != os.getpid():
+        raise ConflictError(
+            f"data directory {str(directory.root)!r} is served by process {other.pid} at {other.url}; "
+            "stop that server or name another directory with --data-dir"
+        )

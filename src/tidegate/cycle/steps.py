@@ -1,0 +1,350 @@
+"""What each step of a cycle does, with the stages that it is given.
+
+Nothing here holds state between steps: a step reads the frozen configuration and the outputs of the steps
+before it, and everything that it puts out is named by its content. What a killed process left behind is found
+again and used.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Protocol
+
+from tidegate.config import Settings
+from tidegate.core.errors import ConflictError
+from tidegate.core.gate.decisions import Reply, ScreenAbstained, ScreenPassed, reasons_of
+from tidegate.core.types import (
+    AdapterRef,
+    Candidate,
+    CandidateState,
+    Episode,
+    JsonObject,
+    Sampling,
+    Split,
+    Task,
+)
+from tidegate.curation import curate, write_batch
+from tidegate.cycle.machine import CycleOutcome, Outputs, Report, Step, StepFunction, StepResult
+from tidegate.gate import Arm, Gate
+from tidegate.ports import CycleStore, Environment, ReleaseStore, TrajectoryStore, Verifier
+from tidegate.signals import score_episodes, verdict_key
+from tidegate.training import TrainingJob, run_training
+
+
+class ManifestStore(Protocol):
+    """Where the manifests of batches are kept beside the interactions that they name."""
+
+    def add_manifest(self, manifest_hash: str, body: JsonObject, *, time: float) -> bool: ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CycleStages:
+    """Everything that the steps work with. ``sealed`` is handed to the gate and to nothing else."""
+
+    settings: Settings
+    trajectories: TrajectoryStore
+    manifests: ManifestStore
+    sealed: TrajectoryStore
+    releases: ReleaseStore
+    verifiers: Mapping[str, Verifier]
+    environments: Mapping[str, Environment]
+    open_gate: Callable[[Callable[[str, int, int], None]], AbstractAsyncContextManager[Gate]]
+    publish: Callable[[str], Awaitable[JsonObject]]
+    save_certificate: Callable[[JsonObject], None]
+    base_model: Path
+    base_sha256: str
+    adapters_dir: Path
+    batches_dir: Path
+    clock: Callable[[], float]
+
+
+def cycle_steps(stages: CycleStages) -> dict[Step, StepFunction]:
+    """The steps in order, bound to their stages."""
+    return {
+        Step.COLLECT: _Bound(stages, collect),
+        Step.CURATE: _Bound(stages, curate_batch),
+        Step.TRAIN: _Bound(stages, train),
+        Step.SCREEN: _Bound(stages, screen),
+        Step.CERTIFY: _Bound(stages, certify),
+        Step.PUBLISH: _Bound(stages, publish),
+    }
+
+
+@dataclass(frozen=True, slots=True)
+class _Bound:
+    stages: CycleStages
+    function: Callable[[CycleStages, JsonObject, Outputs, Report], Awaitable[StepResult]]
+
+    async def __call__(self, config: JsonObject, outputs: Outputs, report: Report) -> StepResult:
+        return await self.function(self.stages, config, outputs, report)
+
+
+def new_config(stages: CycleStages, cycles: CycleStore, *, proposed: str | None) -> JsonObject:
+    """What is frozen when a cycle opens: its window of traffic, seed, and the weights it starts from.
+
+    The window begins where the last cycle ended that published something, so that refused and abandoned
+    evidence is used again.
+    """
+    aliases = stages.releases.aliases()
+    shas = {release.id: release.adapter_sha256 for release in stages.releases.list_releases()}
+    after, number = 0.0, 0
+    for cycle in cycles.list_cycles():
+        number += 1
+        collected = cycles.steps(cycle["id"]).get(Step.COLLECT.value)
+        if cycle["outcome"] == CycleOutcome.DONE.value and collected is not None:
+            after = max(after, float(collected["output"].get("until", 0.0)))
+    return {
+        "number": number + 1,
+        "after": after,
+        "until": stages.clock(),
+        "seed": stages.settings.training.seed + number,
+        "champion_sha256": shas.get(aliases.get("champion", "")),
+        "proposed": proposed,
+        "curation": stages.settings.curation.model_dump(mode="json"),
+        "training": stages.settings.training.model_dump(mode="json"),
+    }
+
+
+async def collect(stages: CycleStages, config: JsonObject, outputs: Outputs, report: Report) -> StepResult:
+    """Judge every episode of the window that has no verdict yet."""
+    del outputs, report
+    if config["proposed"]:
+        return StepResult(output={"proposed": config["proposed"]})
+
+    def run() -> JsonObject:
+        episodes = _window(stages, config, (Split.TRAIN, Split.DEV))
+        known = {verdict_key(verdict) for verdict in stages.trajectories.list_verdicts()}
+        scoring = score_episodes(episodes, stages.verifiers, known, stages.clock)
+        stages.trajectories.append_verdicts(scoring.verdicts)
+        ids = {episode.id for episode in episodes}
+        passed: Counter[str] = Counter()
+        judged: Counter[str] = Counter()
+        kinds = {episode.id: episode.task.kind for episode in episodes if episode.task is not None}
+        for verdict in stages.trajectories.list_verdicts():
+            if verdict.episode_id in ids and verdict.episode_id in kinds:
+                judged[kinds[verdict.episode_id]] += 1
+                passed[kinds[verdict.episode_id]] += verdict.outcome.value == "pass"
+        return {
+            "until": config["until"],
+            "episodes": len(episodes),
+            "counts": scoring.counts,
+            "success": {kind: [passed[kind], judged[kind]] for kind in sorted(judged)},
+        }
+
+    return StepResult(output=await asyncio.to_thread(run))
+
+
+async def curate_batch(stages: CycleStages, config: JsonObject, outputs: Outputs, report: Report) -> StepResult:
+    """Choose what trains; too little of it ends the cycle without a conclusion."""
+    del outputs, report
+    if config["proposed"]:
+        return StepResult(output={"proposed": config["proposed"]})
+    settings = stages.settings.curation.model_validate(config["curation"])
+
+    def run() -> StepResult:
+        batch = curate(
+            _window(stages, config, (Split.TRAIN,)),
+            stages.trajectories.list_verdicts(),
+            stages.trajectories.list_feedback(),
+            settings=settings,
+            seed=int(config["seed"]),
+            verifiers=stages.verifiers,
+        )
+        path = write_batch(batch, stages.batches_dir)
+        stages.manifests.add_manifest(batch.hash, batch.manifest, time=stages.clock())
+        output = {
+            "manifest_hash": batch.hash,
+            "path": str(path.relative_to(stages.batches_dir)),
+            "fresh": batch.fresh,
+            "examples": len(batch.examples),
+            "by_kind": dict(sorted(Counter(example.kind for example in batch.examples).items())),
+            "counts": dict(batch.counts),
+        }
+        if batch.fresh < settings.min_fresh:
+            reason = f"{batch.fresh} of {settings.min_fresh} fresh verified examples that a cycle needs"
+            return StepResult(output=output, ends=CycleOutcome.ABSTAINED, reasons=(reason,))
+        return StepResult(output=output)
+
+    return await asyncio.to_thread(run)
+
+
+async def train(stages: CycleStages, config: JsonObject, outputs: Outputs, report: Report) -> StepResult:
+    """Train a challenger in a process of its own and register it as a candidate."""
+    if config["proposed"]:
+        sha256, origin, manifest_hash, output = str(config["proposed"]), "proposed", None, {}
+    else:
+        curated = outputs[Step.CURATE]
+        settings = stages.settings.training.model_validate(config["training"])
+        champion = config["champion_sha256"] if settings.restart == "champion" else None
+        manifest_hash, origin = str(curated["manifest_hash"]), "cycle"
+        job = TrainingJob(
+            examples=stages.batches_dir / str(curated["path"]) / "examples.jsonl",
+            base_model=stages.base_model,
+            base_sha256=stages.base_sha256,
+            initial_adapter=stages.adapters_dir / str(champion) if champion else None,
+            training=settings,
+            manifest_hash=manifest_hash,
+            parent_sha256=str(champion) if champion else None,
+            output_root=stages.adapters_dir,
+            threads=stages.settings.model.threads,
+            seed=int(config["seed"]),
+        )
+        trained = await asyncio.to_thread(
+            run_training, job, timeout_s=settings.timeout_s, nice=stages.settings.cycle.nice, on_progress=report
+        )
+        sha256, output = trained.adapter_sha256, trained.summary()
+    candidate = Candidate(
+        id=f"cand-{sha256[:8]}",
+        adapter_sha256=sha256,
+        base_sha256=stages.base_sha256,
+        manifest_hash=manifest_hash,
+        parent_sha256=config["champion_sha256"],
+        state=CandidateState.PROPOSED,
+        created_at=stages.clock(),
+        origin=origin,
+    )
+    known = {existing.id: existing for existing in stages.releases.list_candidates()}
+    if candidate.id not in known:
+        stages.releases.add_candidate(candidate)
+    return StepResult(output={**output, "candidate": candidate.id, "adapter_sha256": sha256})
+
+
+async def screen(stages: CycleStages, config: JsonObject, outputs: Outputs, report: Report) -> StepResult:
+    """The free look at dev users' tasks."""
+    candidate = _candidate(stages, outputs)
+    if candidate.state is not CandidateState.PROPOSED:
+        return _decided_before(candidate)
+    episodes = [episode for episode in _dev_episodes(stages, config) if episode.task is not None]
+    dev = [episode.task for episode in episodes if episode.task is not None]
+    async with stages.open_gate(_progress(report)) as gate:
+        screened = await gate.screen_candidate(
+            candidate,
+            challenger=_arm(stages, candidate.adapter_sha256),
+            champion=_arm(stages, _served(stages, "champion")),
+            dev=dev,
+            decoding=traffic_decoding(episodes),
+        )
+    reasons = reasons_of(screened.result)
+    output = {"dev_tasks": len(dev), "audit_seq": screened.record.seq, "reasons": list(reasons)}
+    if isinstance(screened.result, ScreenPassed):
+        _move(stages, candidate, CandidateState.SCREENED, reasons)
+        return StepResult(output=output, reasons=reasons)
+    if isinstance(screened.result, ScreenAbstained):
+        return StepResult(output=output, ends=CycleOutcome.ABSTAINED, reasons=reasons)
+    _move(stages, candidate, CandidateState.REJECTED, reasons)
+    return StepResult(output=output, ends=CycleOutcome.REFUSED, reasons=reasons)
+
+
+async def certify(stages: CycleStages, config: JsonObject, outputs: Outputs, report: Report) -> StepResult:
+    """The look at sealed users' tasks that decides."""
+    del config
+    candidate = _candidate(stages, outputs)
+    episodes = await asyncio.to_thread(stages.sealed.list_episodes, splits=(Split.SEALED,))
+    replayable = [episode for episode in episodes if episode.task is not None]
+    tasks: list[tuple[str, Task]] = [(e.user_key, e.task) for e in replayable if e.task is not None]
+    champion = _served(stages, "champion")
+    async with stages.open_gate(_progress(report)) as gate:
+        certified = await gate.certify_candidate(
+            candidate,
+            challenger=_arm(stages, candidate.adapter_sha256),
+            champion=_arm(stages, champion),
+            anchor=_arm(stages, _served(stages, "anchor")),
+            tasks=tasks,
+            decoding=traffic_decoding(replayable),
+        )
+    # The log keeps the evidence; the proposing side, which this output is, learns one word.
+    output = {"reply": certified.reply.value, "audit_seq": certified.record.seq, "champion_sha256": champion}
+    if certified.reply is Reply.ABSTAIN:
+        return StepResult(output=output, ends=CycleOutcome.ABSTAINED, reasons=reasons_of(certified.decision))
+    if certified.reply is Reply.REJECT:
+        _move(stages, candidate, CandidateState.REJECTED, ("the gate rejected it",))
+        reason = f"the gate rejected it; audit record {certified.record.seq} says why to operators"
+        return StepResult(output=output, ends=CycleOutcome.REFUSED, reasons=(reason,))
+    assert certified.certificate is not None  # noqa: S101 - a promotion always carries one
+    stages.save_certificate(certified.certificate)
+    _move(stages, candidate, CandidateState.CERTIFIED, ("the gate certified it",))
+    return StepResult(output=output, reasons=reasons_of(certified.decision))
+
+
+async def publish(stages: CycleStages, config: JsonObject, outputs: Outputs, report: Report) -> StepResult:
+    """Hot-swap the certified candidate into serving, unless the champion that it was judged against has changed."""
+    del config, report
+    candidate = _candidate(stages, outputs)
+    judged_against = outputs[Step.CERTIFY]["champion_sha256"]
+    served = _served(stages, "champion")
+    if served not in (judged_against, candidate.adapter_sha256):
+        reason = f"the champion changed from {_short(judged_against)} to {_short(served)} while it was judged"
+        _move(stages, candidate, CandidateState.REJECTED, (reason,))
+        return StepResult(output={"champion_sha256": served}, ends=CycleOutcome.REFUSED, reasons=(reason,))
+    release = await stages.publish(candidate.id)
+    return StepResult(output={"release": release["id"]}, reasons=(f"serving {release['id']}",))
+
+
+def traffic_decoding(episodes: Sequence[Episode]) -> Sampling:
+    """The sampling settings that most main-line calls of the traffic used; seeds and ``n`` left out."""
+    settings = Counter(
+        replace(call.sampling, seed=None, n=1, top_logprobs=0)
+        for episode in episodes
+        for call in episode.interactions
+        if call.main_line
+    )
+    return settings.most_common(1)[0][0] if settings else Sampling()
+
+
+def _window(stages: CycleStages, config: JsonObject, splits: Sequence[Split]) -> list[Episode]:
+    return stages.trajectories.list_episodes(splits=splits, after=config["after"], until=config["until"])
+
+
+def _dev_episodes(stages: CycleStages, config: JsonObject) -> list[Episode]:
+    """The latest dev episodes up to the end of the window."""
+    episodes = stages.trajectories.list_episodes(splits=(Split.DEV,), until=config["until"])
+    return episodes[-stages.settings.cycle.max_dev_tasks :]
+
+
+def _candidate(stages: CycleStages, outputs: Outputs) -> Candidate:
+    wanted = outputs[Step.TRAIN]["candidate"]
+    return next(candidate for candidate in stages.releases.list_candidates() if candidate.id == wanted)
+
+
+def _served(stages: CycleStages, alias: str) -> str | None:
+    """Adapter hash behind an alias; a deployment without an anchor is held to release 0."""
+    aliases = stages.releases.aliases()
+    releases = {release.id: release for release in stages.releases.list_releases()}
+    if not releases:
+        raise ConflictError("nothing was ever served from this data directory; run 'tidegate serve' first")
+    if alias not in aliases:
+        return min(releases.values(), key=lambda release: release.number).adapter_sha256
+    return releases[aliases[alias]].adapter_sha256
+
+
+def _arm(stages: CycleStages, sha256: str | None) -> Arm:
+    if sha256 is None:
+        return Arm.of(None, base_sha256=stages.base_sha256)
+    adapter = AdapterRef(name=f"cand-{sha256[:8]}", path=stages.adapters_dir / sha256, sha256=sha256)
+    return Arm.of(adapter, base_sha256=stages.base_sha256)
+
+
+def _decided_before(candidate: Candidate) -> StepResult:
+    """How a screen ends for a candidate that passed one already, or whose weights were decided before."""
+    output = {"state": candidate.state.value}
+    if candidate.state in (CandidateState.SCREENED, CandidateState.CERTIFIED):
+        return StepResult(output=output)
+    reason = f"candidate {candidate.id!r} holds weights that are {candidate.state.value!r} already"
+    return StepResult(output=output, ends=CycleOutcome.REFUSED, reasons=(reason,))
+
+
+def _move(stages: CycleStages, candidate: Candidate, state: CandidateState, reasons: Sequence[str]) -> None:
+    stages.releases.set_candidate_state(candidate.id, state, reasons=tuple(reasons), time=stages.clock())
+
+
+def _progress(report: Report) -> Callable[[str, int, int], None]:
+    return lambda arm, done, wanted: report({"arm": arm, "done": done, "of": wanted})
+
+
+def _short(sha256: str | None) -> str:
+    return sha256[:8] if sha256 else "the base model"
