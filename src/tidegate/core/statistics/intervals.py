@@ -1,0 +1,84 @@
+"""The score interval of a paired difference of proportions.
+
+Source: Tango (1998), Equivalence test and confidence interval for the difference in proportions for the
+paired-sample design, Statistics in Medicine 17, 891-908.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import cast
+
+from scipy import optimize, stats
+
+_TOLERANCE = 1e-12  # far below any margin that a policy can mean
+
+
+def tango_interval(b: int, c: int, n: int, level: float = 0.95) -> tuple[float, float]:
+    """Two-sided confidence interval for (b - c) / n.
+
+    The interval holds every difference that the score test with the constrained maximum-likelihood estimate
+    of the nuisance parameter does not reject. It keeps its level where Wald intervals fail: few discordant
+    pairs, or none.
+
+    Args:
+        b: pairs that only the first arm passes, >= 0.
+        c: pairs that only the second arm passes, >= 0.
+        n: all pairs, >= b + c.
+        level: confidence in (0, 1); a one-sided test at a needs ``level = 1 - 2a``.
+
+    Returns:
+        Lower and upper end, both in [-1, 1]; (-1, 1) without any pair.
+
+    Raises:
+        ValueError: the counts or the level are impossible.
+    """
+    if min(b, c) < 0 or b + c > n:
+        raise ValueError(f"b = {b!r}, c = {c!r}, n = {n!r}: b, c >= 0 and b + c <= n are accepted")
+    if not 0.0 < level < 1.0:
+        raise ValueError(f"level = {level!r}; a confidence in (0, 1) is accepted")
+    if n == 0:
+        return -1.0, 1.0
+    z = float(stats.norm.isf((1.0 - level) / 2.0))
+    lower = _crossing(b, c, n, z) if b - c > -n else -1.0
+    upper = -_crossing(c, b, n, z) if b - c < n else 1.0
+    return lower, upper
+
+
+def tango_lower_bound(b: int, c: int, n: int, alpha: float = 0.05) -> float:
+    """One-sided lower confidence bound of (b - c) / n.
+
+    Non-inferiority with margin m holds at level ``alpha`` when this exceeds -m.
+
+    Args:
+        b: pairs that only the first arm passes.
+        c: pairs that only the second arm passes.
+        n: all pairs.
+        alpha: one-sided error in (0, 0.5).
+
+    Raises:
+        ValueError: the counts or the level are impossible.
+    """
+    return tango_interval(b, c, n, 1.0 - 2.0 * alpha)[0]
+
+
+def _crossing(b: int, c: int, n: int, z: float) -> float:
+    """The difference below the estimate at which the score statistic, which falls with it, is ``z``."""
+
+    def excess(difference: float) -> float:
+        return _score(b, c, n, difference) - z
+
+    return float(cast("float", optimize.brentq(excess, -1.0, (b - c) / n, xtol=_TOLERANCE)))
+
+
+def _score(b: int, c: int, n: int, difference: float) -> float:
+    """The score statistic for H0: p_b - p_c = ``difference``; infinite where H0 makes the data impossible."""
+    deviation = b - c - n * difference
+    if deviation == 0.0:
+        return 0.0
+    linear = (2 * n - b + c) * difference - b - c
+    constant = -c * difference * (1.0 - difference)
+    discriminant = max(linear * linear - 8.0 * n * constant, 0.0)
+    only_second = (math.sqrt(discriminant) - linear) / (4.0 * n)
+    variance = n * (2.0 * only_second + difference * (1.0 - difference))
+    return deviation / math.sqrt(variance) if variance > 0.0 else math.copysign(1e300, deviation)
