@@ -1,0 +1,183 @@
+"""Bodies of the gate's audit records: what was given, and everything that follows from it.
+
+The same two functions write a record and recompute it: what they derive depends only on the given fields and
+on the state before the record.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from tidegate.core.errors import AuditError
+from tidegate.core.gate.certify import certify
+from tidegate.core.gate.decisions import Abstain, Bound, Decision, ScreenResult, reasons_of, reply_of, verb
+from tidegate.core.gate.evidence import Evidence, Pair, challenger_reading, decode_pairs, opponent_reading
+from tidegate.core.gate.policy import Policy, policy_from_values
+from tidegate.core.gate.screen import ScreenEvidence, screen
+from tidegate.core.gate.state import GateState, commitment_of
+from tidegate.core.types import JsonObject
+
+RECORD_FORMAT = 1
+
+DECISION_GIVEN = frozenset(
+    {
+        "format",
+        "candidate",
+        "candidate_sha256",
+        "champion_sha256",
+        "anchor_sha256",
+        "base_sha256",
+        "manifest_hash",
+        "policy",
+        "verifiers",
+        "salt",
+        "seeds",
+        "available",
+        "outcomes",
+        "signer",
+    }
+)
+SCREEN_GIVEN = frozenset(
+    {
+        "format",
+        "candidate",
+        "candidate_sha256",
+        "champion_sha256",
+        "base_sha256",
+        "manifest_hash",
+        "policy",
+        "verifiers",
+        "decoding",
+        "seeds",
+        "logit_difference",
+        "canary_prompts",
+        "kl",
+        "outcomes",
+        "signer",
+    }
+)
+
+
+def decide(given: JsonObject, state: GateState) -> tuple[Decision, dict[str, Any]]:
+    """Take the decision of a ``decision`` record.
+
+    Args:
+        given: the fields of ``DECISION_GIVEN``.
+        state: of the gate before the record.
+
+    Returns:
+        The decision, and the whole body of its record.
+
+    Raises:
+        AuditError: the tasks are not those that the open epoch committed to.
+        KeyError, TypeError, ValueError: a given field is malformed.
+    """
+    policy = policy_from_values(given["policy"])
+    pairs = decode_pairs(given["outcomes"])
+    ledger = state.ledger(policy)
+    epoch = state.open_epoch(policy) if pairs else None
+    commitment = commitment_of((pair.task_id for pair in pairs), given["salt"]) if pairs else None
+    if pairs and (epoch is None or epoch.commitment != commitment):
+        raise AuditError(
+            f"the {len(pairs)} tasks answered are not those of an open epoch: their commitment is {commitment!r}, "
+            f"the open epoch's {epoch.commitment if epoch else None!r}"
+        )
+    decision = certify(Evidence(pairs=pairs, available=given["available"]), policy, ledger)
+    derived: dict[str, Any] = {
+        "policy_hash": policy.hash,
+        "epoch": epoch.id if epoch else None,
+        "commitment": commitment,
+        "decoding": epoch.decoding if epoch else None,
+        "window": ledger.window,
+        "look": ledger.look,
+        "epoch_look": epoch.looks + 1 if epoch else None,
+        "spend": ledger.spend_per_look,
+        "promotions": ledger.promotions,
+        "level": ledger.level,
+        "errors": _errors(pairs, ("challenger", "champion", "anchor")),
+        "not_measured": ["canary", "collapse"],
+        "decision": verb(decision),
+        "reasons": list(reasons_of(decision)),
+        "reply": reply_of(decision).value,
+    }
+    return decision, {**given, **derived, **_measured(decision)}
+
+
+def decide_screen(given: JsonObject) -> tuple[ScreenResult, dict[str, Any]]:
+    """Take the decision of a ``screen`` record, from the fields of ``SCREEN_GIVEN``.
+
+    Raises:
+        KeyError, TypeError, ValueError: a given field is malformed.
+    """
+    policy = policy_from_values(given["policy"])
+    pairs = decode_pairs(given["outcomes"])
+    evidence = ScreenEvidence(
+        challenger_sha256=given["candidate_sha256"],
+        champion_sha256=given["champion_sha256"],
+        logit_difference=given["logit_difference"],
+        pairs=pairs,
+        canary_prompts=tuple((name, right) for name, right in given["canary_prompts"]),
+        kl=given["kl"],
+    )
+    result = screen(evidence, policy)
+    derived: dict[str, Any] = {
+        "policy_hash": policy.hash,
+        "pairs": len(pairs),
+        "challenger_passed": sum(challenger_reading(pair.challenger) for pair in pairs),
+        "champion_passed": sum(opponent_reading(pair.champion) for pair in pairs),
+        "errors": _errors(pairs, ("challenger", "champion")),
+        "not_measured": _not_measured(evidence, policy),
+        "decision": verb(result),
+        "reasons": list(reasons_of(result)),
+    }
+    return result, {**given, **derived}
+
+
+def _measured(decision: Decision) -> dict[str, Any]:
+    if isinstance(decision, Abstain):
+        return {"measured": None}
+    measured = decision.measured
+    return {
+        "measured": {
+            "pairs": measured.pairs,
+            "wins": measured.wins,
+            "losses": measured.losses,
+            "ties": measured.ties,
+            "p": measured.p,
+            "bounds": [_bound(bound) for bound in measured.bounds],
+        }
+    }
+
+
+def _bound(bound: Bound) -> dict[str, Any]:
+    return {
+        "name": bound.name,
+        "better": bound.better,
+        "worse": bound.worse,
+        "pairs": bound.pairs,
+        "difference": bound.difference,
+        "lower": bound.lower,
+        "margin": bound.margin,
+        "holds": bound.holds,
+    }
+
+
+def _errors(pairs: Sequence[Pair], arms: Sequence[str]) -> dict[str, Mapping[str, int]]:
+    """Answers of each arm that an engine or a verifier cut short."""
+    return {
+        arm: {
+            "engine": sum(getattr(pair, arm).engine_error for pair in pairs),
+            "verifier": sum(getattr(pair, arm).verifier_error for pair in pairs),
+        }
+        for arm in arms
+    }
+
+
+def _not_measured(evidence: ScreenEvidence, policy: Policy) -> list[str]:
+    missing: list[str] = []
+    if evidence.kl is None:
+        missing.append("kl" if policy.screen.kl_budget is None else "kl (the policy asks for it)")
+    if not evidence.canary_prompts:
+        missing.append("canary prompts")
+    return missing

@@ -1,0 +1,114 @@
+"""The free look at the dev set: rejects what is plainly not worth a look at a sealed set."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from tidegate.core.gate.certify import engine_error_excess
+from tidegate.core.gate.decisions import ScreenAbstained, ScreenFailed, ScreenPassed, ScreenResult
+from tidegate.core.gate.evidence import Pair, challenger_reading, opponent_reading
+from tidegate.core.gate.policy import Policy
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ScreenEvidence:
+    """What the screen looks at.
+
+    ``logit_difference``: largest difference of next-token logits between challenger and champion, from the
+    engine's probe, None without a prompt to compare on. ``canary_prompts``: fixed prompts by id, True where the
+    challenger answered as it must. ``kl``: nats per token to the reference, None when it was not measured.
+    """
+
+    challenger_sha256: str
+    champion_sha256: str
+    logit_difference: float | None
+    pairs: tuple[Pair, ...]
+    canary_prompts: tuple[tuple[str, bool], ...] = ()
+    kl: float | None = None
+
+
+def screen(evidence: ScreenEvidence, policy: Policy) -> ScreenResult:
+    """Decide whether a challenger may be certified. Spends no alpha, so it may be asked as often as wished.
+
+    Certain faults (unchanged weights, a wrong canary prompt, KL over budget) fail at once. Rates are compared
+    only on enough dev tasks; with too few the result is an abstention, because a comparison of a handful
+    would reject by chance as often as not.
+    """
+    faults = _identity_faults(evidence) + _canary_faults(evidence) + _kl_faults(evidence, policy)
+    if faults:
+        return ScreenFailed(reasons=faults)
+    missing = _missing(evidence, policy)
+    if missing:
+        return ScreenAbstained(missing=missing)
+    faults = _rate_faults(evidence.pairs, policy)
+    if faults:
+        return ScreenFailed(reasons=faults)
+    passed, opponent = _successes(evidence.pairs)
+    kl = "KL not measured" if evidence.kl is None else f"KL {evidence.kl:.3g} nats per token"
+    prompts = f"{len(evidence.canary_prompts)} canary prompts right" if evidence.canary_prompts else "no canary prompts"
+    dev = f"dev success {passed} against the champion's {opponent} of {len(evidence.pairs)}"
+    return ScreenPassed(reasons=(dev, prompts, kl))
+
+
+def _identity_faults(evidence: ScreenEvidence) -> tuple[str, ...]:
+    if evidence.challenger_sha256 == evidence.champion_sha256:
+        return (f"the adapter's content hash {evidence.challenger_sha256[:8]} is the champion's: nothing changed",)
+    if evidence.logit_difference is not None and evidence.logit_difference <= 0.0:
+        return ("the adapter's logits equal the champion's: training changed nothing that is computed",)
+    return ()
+
+
+def _canary_faults(evidence: ScreenEvidence) -> tuple[str, ...]:
+    wrong = [name for name, right in evidence.canary_prompts if not right]
+    return (f"canary prompts answered wrongly: {', '.join(wrong)}",) if wrong else ()
+
+
+def _kl_faults(evidence: ScreenEvidence, policy: Policy) -> tuple[str, ...]:
+    budget = policy.screen.kl_budget
+    if budget is None or evidence.kl is None or evidence.kl <= budget:
+        return ()
+    return (f"KL to the reference is {evidence.kl:.3g} nats per token > budget {budget:.3g}",)
+
+
+def _missing(evidence: ScreenEvidence, policy: Policy) -> tuple[str, ...]:
+    rules = policy.screen
+    if len(evidence.pairs) < rules.min_dev_pairs:
+        return (f"{len(evidence.pairs)} of {rules.min_dev_pairs} dev tasks",)
+    missing = engine_error_excess(evidence.pairs, policy.sealed.max_error_share)
+    if rules.kl_budget is not None and evidence.kl is None:
+        missing += (f"KL to the reference was not measured and the policy holds it to {rules.kl_budget:.3g}",)
+    return missing
+
+
+def _rate_faults(pairs: Sequence[Pair], policy: Policy) -> tuple[str, ...]:
+    rules = policy.screen
+    faults: list[str] = []
+    passed, opponent = _successes(pairs)
+    if passed < opponent or (passed == opponent and rules.dev_rule == "above"):
+        wanted = "more than" if rules.dev_rule == "above" else "at least"
+        faults.append(f"dev success {passed} of {len(pairs)}; {wanted} the champion's {opponent} is needed")
+    for words, limit, ours, theirs in (
+        (
+            "answers without a reply",
+            rules.max_no_reply_increase,
+            sum(pair.challenger.no_reply for pair in pairs),
+            sum(pair.champion.no_reply for pair in pairs),
+        ),
+        (
+            "answers with an invalid tool call",
+            rules.max_invalid_tool_call_increase,
+            sum(pair.challenger.invalid_tool_call for pair in pairs),
+            sum(pair.champion.invalid_tool_call for pair in pairs),
+        ),
+    ):
+        if ours - theirs > limit * len(pairs):
+            faults.append(f"{ours} {words} of {len(pairs)}, the champion {theirs}: up by more than {limit:.0%}")
+    return tuple(faults)
+
+
+def _successes(pairs: Sequence[Pair]) -> tuple[int, int]:
+    return (
+        sum(challenger_reading(pair.challenger) for pair in pairs),
+        sum(opponent_reading(pair.champion) for pair in pairs),
+    )

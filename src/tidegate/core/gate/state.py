@@ -1,0 +1,155 @@
+"""The gate's memory as a fold over its audit records: there is no second copy that could differ.
+
+Two kinds of record move it: ``epoch_opened`` fixes a sealed set, ``decision`` takes a look when it refuses or
+promotes. Everything else passes through.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+from functools import reduce
+from typing import Any
+
+from tidegate.core.errors import AuditError
+from tidegate.core.gate.policy import LedgerRules, Policy
+from tidegate.core.hashing import content_hash
+from tidegate.core.statistics import Ledger
+from tidegate.core.types import AuditRecord, JsonObject
+
+DECISION = "decision"
+SCREEN = "screen"
+EPOCH_OPENED = "epoch_opened"
+
+SPENDING = ("promote", "refuse")
+"""Decisions that take a look; an abstention is free."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Epoch:
+    """One sealed set: what was fixed when it opened, and how much of it is used up.
+
+    ``decoding`` holds the sampling settings that every arm answers with; ``closed`` says why no further
+    challenger may be looked at, None while one may.
+    """
+
+    id: str
+    number: int
+    commitment: str
+    size: int
+    decoding: JsonObject
+    looks: int = 0
+    closed: str | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GateState:
+    """Where the ledger and the epochs stand after some records."""
+
+    window: Ledger | None = None
+    epochs: tuple[Epoch, ...] = ()
+
+    def ledger(self, policy: Policy) -> Ledger:
+        """The ledger before the next look under ``policy``; looser rules wait for the next window."""
+        return _ledger_under(self.window, policy.ledger)
+
+    def open_epoch(self, policy: Policy) -> Epoch | None:
+        """The epoch that the next challenger is looked at in, or None when a new one is needed.
+
+        An epoch that is smaller than the policy asks for is not looked at again.
+        """
+        if not self.epochs:
+            return None
+        last = self.epochs[-1]
+        usable = (
+            last.closed is None and last.looks < policy.ledger.looks_per_epoch and last.size >= policy.sealed.min_pairs
+        )
+        return last if usable else None
+
+
+def fold(state: GateState, record: AuditRecord) -> GateState:
+    """The state after one more record.
+
+    Raises:
+        AuditError: a record of the gate lacks a field or follows impossibly.
+    """
+    try:
+        if record.kind == EPOCH_OPENED:
+            return _opened(state, record.body)
+        if record.kind == DECISION and record.body["decision"] in SPENDING:
+            return _spent(state, record.body)
+    except (KeyError, TypeError, ValueError, IndexError) as error:
+        raise AuditError(f"audit record {record.seq} of kind {record.kind!r} is malformed: {error!r}") from error
+    return state
+
+
+def gate_state(records: Iterable[AuditRecord]) -> GateState:
+    """Fold a whole log."""
+    return reduce(fold, records, GateState())
+
+
+def ledger_from(records: Iterable[AuditRecord], policy: Policy) -> Ledger:
+    """The ledger before the next look, from the log alone."""
+    return gate_state(records).ledger(policy)
+
+
+def commitment_of(task_ids: Iterable[str], salt: str) -> str:
+    """Commitment to a sealed set: fixes its tasks without telling which, until the salt is shown."""
+    return content_hash({"salt": salt, "tasks": sorted(task_ids)})
+
+
+def find_decision(
+    records: Sequence[AuditRecord],
+    *,
+    candidate_sha256: str,
+    champion_sha256: str,
+    anchor_sha256: str,
+    policy_hash: str,
+) -> AuditRecord | None:
+    """The look that was already taken at a candidate against these opponents under this policy, if any.
+
+    It stands: asking again can neither spend a second look nor turn a refusal into a promotion.
+    """
+    for record in reversed(records):
+        if record.kind == DECISION and record.body["decision"] in SPENDING:
+            names: tuple[Any, ...] = (
+                record.body["candidate_sha256"],
+                record.body["champion_sha256"],
+                record.body["anchor_sha256"],
+                record.body["policy_hash"],
+            )
+            if names == (candidate_sha256, champion_sha256, anchor_sha256, policy_hash):
+                return record
+    return None
+
+
+def _ledger_under(window: Ledger | None, rules: LedgerRules) -> Ledger:
+    if window is None:
+        return Ledger(alpha=rules.alpha, looks=rules.looks_per_window, error_rate=rules.error_rate)
+    return window.tightened(alpha=rules.alpha, looks=rules.looks_per_window, error_rate=rules.error_rate)
+
+
+def _opened(state: GateState, body: JsonObject) -> GateState:
+    number = int(body["number"])
+    if number != len(state.epochs) + 1:
+        raise ValueError(f"epoch number {number} follows {len(state.epochs)} epochs")
+    epoch = Epoch(
+        id=body["epoch"],
+        number=number,
+        commitment=body["commitment"],
+        size=body["size"],
+        decoding=body["decoding"],
+    )
+    return replace(state, epochs=(*state.epochs, epoch))
+
+
+def _spent(state: GateState, body: JsonObject) -> GateState:
+    rules = LedgerRules(**body["policy"]["ledger"])
+    promoted = body["decision"] == "promote"
+    window = _ledger_under(state.window, rules).after(promoted=promoted)
+    last = state.epochs[-1]
+    if last.id != body["epoch"]:
+        raise ValueError(f"the look names epoch {body['epoch']!r}, the last one opened is {last.id!r}")
+    looks = last.looks + 1
+    closed = "promotion" if promoted else "looks used up" if looks >= rules.looks_per_epoch else None
+    return replace(state, window=window, epochs=(*state.epochs[:-1], replace(last, looks=looks, closed=closed)))

@@ -1,0 +1,108 @@
+"""Recomputing the whole log: every decision from its evidence, every level from the looks before it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from tidegate.core.audit import GENESIS_HASH, verify_chain
+from tidegate.core.errors import AuditError
+from tidegate.core.gate.records import DECISION_GIVEN, SCREEN_GIVEN, decide, decide_screen
+from tidegate.core.gate.state import DECISION, SCREEN, Epoch, GateState, fold
+from tidegate.core.types import AuditRecord, JsonObject
+
+_RELATIVE_TOLERANCE = 1e-9  # special functions differ in the last digits between library builds
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AuditReport:
+    """What was recomputed. ``head`` is the hash of the last record; keep it elsewhere to notice a cut tail."""
+
+    records: int
+    screens: int
+    decisions: int
+    promotions: int
+    epochs: tuple[Epoch, ...]
+    head: str
+
+
+def verify_audit(records: Iterable[AuditRecord]) -> AuditReport:
+    """Check the hash chain and recompute every screen and decision.
+
+    Raises:
+        AuditError: at the first difference; the message names the record's number and the field.
+    """
+    log = list(records)
+    verify_chain(log)
+    state = GateState()
+    counts = {SCREEN: 0, DECISION: 0, "promotions": 0}
+    epoch_of_task: dict[str, str] = {}
+    for record in log:
+        if record.kind == DECISION:
+            _compare(record, _recomputed(record, DECISION_GIVEN, state))
+            _claim_tasks(record, epoch_of_task)
+            counts["promotions"] += record.body["decision"] == "promote"
+        elif record.kind == SCREEN:
+            _compare(record, _recomputed(record, SCREEN_GIVEN, state))
+        if record.kind in counts:
+            counts[record.kind] += 1
+        state = fold(state, record)
+    return AuditReport(
+        records=len(log),
+        screens=counts[SCREEN],
+        decisions=counts[DECISION],
+        promotions=counts["promotions"],
+        epochs=state.epochs,
+        head=log[-1].hash if log else GENESIS_HASH,
+    )
+
+
+def _recomputed(record: AuditRecord, given_fields: frozenset[str], state: GateState) -> JsonObject:
+    try:
+        given = {name: record.body[name] for name in given_fields}
+        return decide(given, state)[1] if record.kind == DECISION else decide_screen(given)[1]
+    except KeyError as error:
+        raise AuditError(f"audit record {record.seq} ({record.kind}) lacks the field {error}") from error
+    except (TypeError, ValueError, AttributeError) as error:
+        raise AuditError(f"audit record {record.seq} ({record.kind}) is malformed: {error}") from error
+    except AuditError as error:
+        raise AuditError(f"audit record {record.seq} ({record.kind}), field 'commitment': {error}") from error
+
+
+def _compare(record: AuditRecord, expected: JsonObject) -> None:
+    for name in sorted(set(expected) | set(record.body)):
+        where = f"audit record {record.seq} ({record.kind}), field {name!r}"
+        if name not in record.body:
+            raise AuditError(f"{where} is missing; recomputing gives {expected[name]!r}")
+        if name not in expected:
+            raise AuditError(f"{where} holds {record.body[name]!r}; no such field is written")
+        if not same_json(record.body[name], expected[name]):
+            raise AuditError(f"{where} holds {record.body[name]!r}; recomputing gives {expected[name]!r}")
+
+
+def _claim_tasks(record: AuditRecord, epoch_of_task: dict[str, str]) -> None:
+    """No sealed task may be looked at in two epochs."""
+    epoch = record.body["epoch"]
+    for task_id in record.body["outcomes"]:
+        first = epoch_of_task.setdefault(task_id, epoch)
+        if first != epoch:
+            raise AuditError(
+                f"audit record {record.seq} ({record.kind}), field 'outcomes': task {task_id!r} of epoch {epoch!r} "
+                f"was used by epoch {first!r} already"
+            )
+
+
+def same_json(left: Any, right: Any) -> bool:
+    """Whether two JSON values are equal, numbers up to rounding of the last digits."""
+    if isinstance(left, Mapping) and isinstance(right, Mapping):
+        return set(left) == set(right) and all(same_json(left[name], right[name]) for name in left)
+    if _is_list(left) and _is_list(right):
+        return len(left) == len(right) and all(same_json(a, b) for a, b in zip(left, right, strict=True))
+    if isinstance(left, float) and isinstance(right, int | float) and not isinstance(right, bool):
+        return abs(left - right) <= _RELATIVE_TOLERANCE * max(abs(left), abs(right))
+    return type(left) is type(right) and left == right
+
+
+def _is_list(value: Any) -> bool:
+    return isinstance(value, Sequence) and not isinstance(value, str)

@@ -1,0 +1,115 @@
+"""Choosing what is asked, and asking it once more where an engine failed."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Awaitable, Callable, Collection, Sequence
+from dataclasses import asdict, replace
+from typing import Any, TypeAlias
+
+from tidegate.core.gate.evidence import VERIFIER_ERROR
+from tidegate.core.types import Answer, JsonObject, Sampling, Task
+from tidegate.gate.arms import Arm
+from tidegate.gate.evaluate import Grading, SamplingOf, call_seed, evaluate
+from tidegate.ports import Engine
+
+SEED_RULE = "sha256(seed, task id, call number)"
+
+Keep: TypeAlias = Callable[[Answer], Awaitable[None]]
+
+_ATTEMPTS = 2  # a second engine error in a row is hardly chance
+_SET_PER_CALL = ("n", "seed", "top_logprobs")
+
+
+async def ask(
+    engine: Engine,
+    arm: Arm,
+    tasks: Sequence[Task],
+    *,
+    sampling: SamplingOf,
+    grading: Grading,
+    keep: Keep,
+) -> dict[str, Answer]:
+    """An arm's answers by task id; those that an engine error cut short were asked twice.
+
+    Args:
+        engine: has the arm's adapter loaded.
+        arm: who answers.
+        tasks: what is asked.
+        sampling: decoding settings of each call.
+        grading: limits, verifiers and environments.
+        keep: awaited with each answer that stands.
+    """
+    answers: dict[str, Answer] = {}
+
+    async def on_answer(answer: Answer) -> None:
+        answers[answer.task_id] = answer
+        if not cut_short(answer):
+            await keep(answer)
+
+    for _ in range(_ATTEMPTS):
+        wanted = [task for task in tasks if task.id not in answers or cut_short(answers[task.id])]
+        await evaluate(engine, arm.name, arm.sha256, wanted, sampling=sampling, grading=grading, on_answer=on_answer)
+    return answers
+
+
+def cut_short(answer: Answer) -> bool:
+    """Whether something other than the model ended the answer, so that it says nothing of the model."""
+    return answer.error is not None and not answer.error.startswith(VERIFIER_ERROR)
+
+
+def sealed_sample(
+    offered: Sequence[tuple[str, Task]], *, used: Collection[str], salt: str, limit: int
+) -> tuple[Task, ...]:
+    """Tasks for a new epoch: one a user, none used before, chosen by a secret order.
+
+    Args:
+        offered: (user key, task).
+        used: ids of tasks that some epoch holds or held.
+        salt: secret that orders the tasks, so that nobody can place one.
+        limit: most tasks.
+
+    Returns:
+        At most ``limit`` tasks, ordered by id.
+    """
+
+    def rank(entry: tuple[str, Task]) -> tuple[str, str]:
+        user, task = entry
+        return hashlib.sha256(f"{salt}\n{task.id}".encode()).hexdigest(), user
+
+    users: set[str] = set()
+    chosen: dict[str, Task] = {}
+    for user, task in sorted(offered, key=rank):
+        if len(chosen) == limit:
+            break
+        if user in users or task.id in chosen or task.id in used:
+            continue
+        users.add(user)
+        chosen[task.id] = task
+    return tuple(task for _, task in sorted(chosen.items()))
+
+
+def unique(tasks: Sequence[Task]) -> tuple[Task, ...]:
+    """One task an id, ordered by id."""
+    return tuple(task for _, task in sorted({task.id: task for task in tasks}.items()))
+
+
+def seeded(decoding: Sampling, seed: str) -> SamplingOf:
+    """``decoding`` with one choice and a seed of its own for each call, equal for every arm."""
+
+    def sampling(task: Task, call_number: int) -> Sampling:
+        return replace(decoding, n=1, top_logprobs=0, seed=call_seed(seed, task.id, call_number))
+
+    return sampling
+
+
+def decoding_to_json(decoding: Sampling) -> dict[str, Any]:
+    """The settings that shape the distribution sampled from, as a record holds them."""
+    values = {name: value for name, value in asdict(decoding).items() if name not in _SET_PER_CALL}
+    return {**values, "stop": list(decoding.stop)}
+
+
+def decoding_from_json(values: JsonObject) -> Sampling:
+    """The settings that :func:`decoding_to_json` wrote."""
+    settings: dict[str, Any] = {**values, "stop": tuple(values["stop"])}
+    return Sampling(**settings)

@@ -1,0 +1,205 @@
+"""Asking one adapter every task: the same prompts, seeds and decoding for each arm.
+
+Failures are attributed, never swallowed. An engine error, a timeout or a broken environment ends that episode
+as a failed answer whose ``error`` says so; a verifier that raises is a failed answer whose ``error`` starts
+with ``verifier:``. What such answers count for is :mod:`tidegate.core.gate.evidence`'s rule.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TypeAlias
+
+from tidegate.core.errors import EngineError, GateError, TidegateError
+from tidegate.core.gate.evidence import VERIFIER_ERROR
+from tidegate.core.generation import collect
+from tidegate.core.rollout import Transcript, run_episode
+from tidegate.core.types import Answer, Choice, FinishReason, GenerationRequest, Messages, Outcome, Sampling, Task
+from tidegate.ports import Engine, Environment, Verifier
+
+SamplingOf: TypeAlias = Callable[[Task, int], Sampling]
+"""Decoding settings, seed included, of a task's call with the given number."""
+
+OnAnswer: TypeAlias = Callable[[Answer], Awaitable[None]]
+Clock: TypeAlias = Callable[[], float]
+
+_SEED_BITS = 31  # what every engine accepts
+
+
+class _EnvironmentError(Exception):
+    """An environment raised instead of answering with an error text."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Grading:
+    """How answers are run and scored.
+
+    ``max_calls`` model calls an episode, ``concurrency`` episodes in flight, ``timeout_s`` seconds an episode;
+    ``clock`` counts seconds.
+    """
+
+    verifiers: Mapping[str, Verifier]
+    environments: Mapping[str, Environment]
+    max_calls: int
+    concurrency: int
+    timeout_s: float
+    clock: Clock
+
+    def check(self, tasks: Sequence[Task]) -> None:
+        """Refuse to start when a task needs something that is not registered.
+
+        Raises:
+            GateError: names the task, what it needs and what there is.
+        """
+        for task in tasks:
+            if task.verifier not in self.verifiers:
+                raise GateError(
+                    f"task {task.id!r} needs the verifier {task.verifier!r}; registered: {sorted(self.verifiers)!r}"
+                )
+            if task.environment is not None and task.environment not in self.environments:
+                raise GateError(
+                    f"task {task.id!r} needs the environment {task.environment!r}; "
+                    f"registered: {sorted(self.environments)!r}"
+                )
+
+
+def call_seed(epoch_seed: str, task_id: str, call_number: int) -> int:
+    """Seed in [0, 2^31) of one call: equal for every arm, different for every task and call."""
+    digest = hashlib.sha256(f"{epoch_seed}\n{task_id}\n{call_number}".encode()).digest()
+    return int.from_bytes(digest[:8], "big") >> (64 - _SEED_BITS)
+
+
+async def evaluate(
+    engine: Engine,
+    adapter: str | None,
+    adapter_sha256: str,
+    tasks: Sequence[Task],
+    *,
+    sampling: SamplingOf,
+    grading: Grading,
+    on_answer: OnAnswer | None = None,
+) -> list[Answer]:
+    """Answer every task once.
+
+    Args:
+        engine: serves the adapter.
+        adapter: name that the engine knows it by; None for the bare base model.
+        adapter_sha256: content hash that the answers are filed under.
+        tasks: what is asked.
+        sampling: decoding settings of each call.
+        grading: limits, verifiers and environments.
+        on_answer: awaited after each answer, in order of completion.
+
+    Returns:
+        One answer a task, in the order of ``tasks``.
+
+    Raises:
+        GateError: a task needs a verifier or environment that is not registered.
+    """
+    grading.check(tasks)
+    slots = asyncio.Semaphore(grading.concurrency)
+
+    async def answer(task: Task) -> Answer:
+        async with slots:
+            result = await _answer(engine, adapter, adapter_sha256, task, sampling=sampling, grading=grading)
+        if on_answer is not None:
+            await on_answer(result)
+        return result
+
+    try:
+        async with asyncio.TaskGroup() as group:
+            running = [group.create_task(answer(task)) for task in tasks]
+    except ExceptionGroup as failures:
+        raise failures.exceptions[0] from failures  # the first one ended the others; callers expect it bare
+    return [task.result() for task in running]
+
+
+async def _answer(
+    engine: Engine,
+    adapter: str | None,
+    adapter_sha256: str,
+    task: Task,
+    *,
+    sampling: SamplingOf,
+    grading: Grading,
+) -> Answer:
+    started = grading.clock()
+    seed = sampling(task, 0).seed or 0
+
+    def failed(error: str, transcript: Transcript | None = None) -> Answer:
+        return Answer(
+            task_id=task.id,
+            adapter_sha256=adapter_sha256,
+            seed=seed,
+            passed=False,
+            score=0.0,
+            no_reply=transcript is not None and transcript.no_reply,
+            invalid_tool_call=transcript is not None and transcript.invalid_tool_call,
+            tokens=0 if transcript is None else transcript.tokens,
+            seconds=max(grading.clock() - started, 0.0),
+            error=error,
+        )
+
+    async def complete(messages: Messages, call_number: int) -> Choice:
+        request = GenerationRequest(
+            request_id=f"gate-{adapter_sha256[:8]}-{task.id}-{call_number}",
+            messages=messages,
+            tools=task.tools,
+            sampling=sampling(task, call_number),
+            adapter=adapter,
+        )
+        return await _first_choice(engine, request)
+
+    environment = None if task.environment is None else _Guarded(grading.environments[task.environment])
+    try:
+        async with asyncio.timeout(grading.timeout_s):
+            transcript = await run_episode(task, complete, environment, max_calls=grading.max_calls)
+    except TimeoutError:
+        return failed(f"timeout: no answer within {grading.timeout_s:g} s")
+    except _EnvironmentError as error:
+        return failed(f"environment: {error}")
+    except TidegateError as error:
+        return failed(f"engine: {error}")
+    try:
+        async with asyncio.timeout(grading.timeout_s):
+            verifier = grading.verifiers[task.verifier]
+            judgement = await asyncio.to_thread(verifier.judge, task, transcript.messages)
+    except TimeoutError:
+        return failed(f"{VERIFIER_ERROR} {task.verifier} gave no verdict within {grading.timeout_s:g} s", transcript)
+    except Exception as error:  # noqa: BLE001 - a verifier is foreign code; its failure belongs to this answer alone
+        return failed(f"{VERIFIER_ERROR} {task.verifier} raised {error!r}", transcript)
+    return Answer(
+        task_id=task.id,
+        adapter_sha256=adapter_sha256,
+        seed=seed,
+        passed=judgement.outcome is Outcome.PASS and not transcript.no_reply,
+        score=judgement.score if not transcript.no_reply else 0.0,
+        no_reply=transcript.no_reply,
+        invalid_tool_call=transcript.invalid_tool_call,
+        tokens=transcript.tokens,
+        seconds=max(grading.clock() - started, 0.0),
+    )
+
+
+async def _first_choice(engine: Engine, request: GenerationRequest) -> Choice:
+    choices = (await collect(engine.generate(request))).choices()
+    if not choices or choices[0].finish_reason is FinishReason.CANCELLED:
+        raise EngineError(f"the engine ended request {request.request_id!r} without finishing its answer")
+    return choices[0]
+
+
+class _Guarded:
+    """An environment whose exceptions keep their origin."""
+
+    def __init__(self, environment: Environment) -> None:
+        self._environment = environment
+
+    def execute(self, name: str, arguments: str) -> str:
+        """Run a tool."""
+        try:
+            return self._environment.execute(name, arguments)
+        except Exception as error:
+            raise _EnvironmentError(f"{self._environment.name} raised {error!r}") from error

@@ -1,0 +1,348 @@
+"""From a candidate to a recorded decision and, when it is promoted, a certificate.
+
+The gate keeps no state of its own: the audit log says what was decided and what is spent, the sealed store
+which tasks an epoch holds and what was answered. A process that dies at any point leaves work that the next
+call finds and goes on from; a decision that was recorded is returned, never taken again.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, TypeAlias
+
+from tidegate.core.gate.decisions import Decision, Promote, Reply, ScreenResult, reply_of
+from tidegate.core.gate.evidence import encode_pairs, paired
+from tidegate.core.gate.policy import Policy
+from tidegate.core.gate.records import DECISION_GIVEN, RECORD_FORMAT, SCREEN_GIVEN, decide, decide_screen
+from tidegate.core.gate.state import (
+    DECISION,
+    EPOCH_OPENED,
+    SCREEN,
+    Epoch,
+    GateState,
+    commitment_of,
+    find_decision,
+    gate_state,
+)
+from tidegate.core.hashing import content_hash
+from tidegate.core.types import Answer, AuditRecord, Candidate, Sampling, Task
+from tidegate.gate.arms import Arm, check_challenger, loaded, logit_difference
+from tidegate.gate.asking import (
+    SEED_RULE,
+    ask,
+    decoding_from_json,
+    decoding_to_json,
+    sealed_sample,
+    seeded,
+    unique,
+)
+from tidegate.gate.certificates import sign_certificate
+from tidegate.gate.evaluate import Clock, Grading, SamplingOf
+from tidegate.gate.keys import KeyPair
+from tidegate.ports import AuditLog, Engine, SealedStore
+
+OnProgress: TypeAlias = Callable[[str, int, int], None]
+"""Told the arm's name, its answers so far, and how many are wanted."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Screened:
+    """End of a screen. The dev set is free to be seen, so the whole result may go to the proposing side."""
+
+    result: ScreenResult
+    record: AuditRecord
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Certified:
+    """End of a certification. Only ``reply`` may go to the proposing side; the rest is for operators."""
+
+    reply: Reply
+    decision: Decision
+    record: AuditRecord
+    certificate: Mapping[str, Any] | None
+
+
+class Gate:
+    """The only way from trained weights to a gate certificate."""
+
+    def __init__(
+        self,
+        *,
+        policy: Policy,
+        audit: AuditLog,
+        sealed: SealedStore,
+        engine: Engine,
+        key: KeyPair,
+        grading: Grading,
+        clock: Clock,
+        on_progress: OnProgress = lambda arm, done, wanted: None,
+    ) -> None:
+        """Wire the gate.
+
+        Args:
+            policy: thresholds; its values and hash go into every record.
+            audit: where decisions are written and read back from.
+            sealed: epochs and the answers given to them.
+            engine: evaluates; adapters that it lacks are loaded and unloaded around an evaluation.
+            key: signs gate certificates.
+            grading: verifiers, environments and limits of an evaluation.
+            clock: Unix seconds, for records.
+            on_progress: told about answers as they come.
+        """
+        self._policy = policy
+        self._audit = audit
+        self._sealed = sealed
+        self._engine = engine
+        self._key = key
+        self._grading = grading
+        self._clock = clock
+        self._on_progress = on_progress
+        self._turn = asyncio.Lock()  # two looks at once could take the same number
+
+    async def screen_candidate(
+        self,
+        candidate: Candidate,
+        *,
+        challenger: Arm,
+        champion: Arm,
+        dev: Sequence[Task],
+        decoding: Sampling,
+        canary_prompts: Sequence[Task] = (),
+        kl: float | None = None,
+    ) -> Screened:
+        """Take the free look at the dev set and record it.
+
+        Args:
+            candidate: what is proposed.
+            challenger: its adapter.
+            champion: what serves now.
+            dev: tasks of dev users; duplicates by id are asked once.
+            decoding: the traffic's sampling settings; ``n`` and ``seed`` are set here.
+            canary_prompts: tasks that must be passed, asked greedily.
+            kl: nats per token to the reference, if it was measured.
+
+        Raises:
+            GateError: the arms do not fit the candidate or the engine, or the probe failed.
+            EngineError: an adapter can't be loaded.
+        """
+        async with self._turn:
+            check_challenger(candidate, challenger, self._engine)
+            dev, canary_prompts = unique(dev), unique(canary_prompts)
+            tasks = [*dev, *canary_prompts]
+            self._grading.check(tasks)
+            given: dict[str, Any] = {
+                **self._given(candidate, champion, tasks),
+                "decoding": decoding_to_json(decoding),
+                "seeds": {"seed": content_hash([task.id for task in tasks]), "rule": SEED_RULE},
+                "kl": kl,
+            }
+            earlier = _find_screen(await self._records(), given)
+            if earlier is not None:
+                result, _ = decide_screen({name: earlier.body[name] for name in SCREEN_GIVEN})
+                return Screened(result=result, record=earlier)
+            given |= await self._screen_evidence(challenger, champion, dev, canary_prompts, given)
+            result, body = decide_screen(given)
+            return Screened(result=result, record=await self._append(SCREEN, body))
+
+    async def _screen_evidence(
+        self,
+        challenger: Arm,
+        champion: Arm,
+        dev: Sequence[Task],
+        canary_prompts: Sequence[Task],
+        given: Mapping[str, Any],
+    ) -> dict[str, Any]:
+        """What the engine shows of an adapter that is not the champion itself."""
+        if challenger.sha256 == champion.sha256:
+            return {"logit_difference": 0.0, "canary_prompts": [], "outcomes": {}}
+        decoding, seed = decoding_from_json(given["decoding"]), given["seeds"]["seed"]
+        sampling, greedy = seeded(decoding, seed), seeded(replace(decoding, temperature=0.0), seed)
+        async with loaded(self._engine, challenger, champion):
+            difference = await logit_difference(self._engine, challenger, champion, [*dev, *canary_prompts])
+            prompts = await self._ask("canary prompts", challenger, canary_prompts, greedy)
+            ours = await self._ask("challenger", challenger, dev, sampling)
+            theirs = await self._ask("champion", champion, dev, sampling)
+        return {
+            "logit_difference": difference,
+            "canary_prompts": [[task_id, answer.passed] for task_id, answer in sorted(prompts.items())],
+            "outcomes": encode_pairs(paired(dev, challenger=ours, champion=theirs)),
+        }
+
+    async def certify_candidate(
+        self,
+        candidate: Candidate,
+        *,
+        challenger: Arm,
+        champion: Arm,
+        anchor: Arm,
+        tasks: Sequence[tuple[str, Task]],
+        decoding: Sampling,
+    ) -> Certified:
+        """Look at a sealed set and decide.
+
+        The open epoch is used while it lasts; otherwise a new one is opened from the tasks that no epoch held
+        before, one a user. With too few of them the gate abstains and no look is spent. A look that was taken
+        at this adapter against the same champion and anchor under this policy stands and is returned.
+
+        Args:
+            candidate: what is proposed.
+            challenger: its adapter.
+            champion: what serves now.
+            anchor: the last release that a person signed.
+            tasks: (user key, replayable task) of the sealed users' traffic.
+            decoding: the traffic's sampling settings; fixed for an epoch when it opens.
+
+        Raises:
+            GateError: the arms do not fit the candidate or the engine, or a task can't be graded.
+            EngineError: an adapter can't be loaded.
+        """
+        async with self._turn:
+            check_challenger(candidate, challenger, self._engine)
+            records = await self._records()
+            earlier = find_decision(
+                records,
+                candidate_sha256=challenger.sha256,
+                champion_sha256=champion.sha256,
+                anchor_sha256=anchor.sha256,
+                policy_hash=self._policy.hash,
+            )
+            if earlier is not None:
+                before = gate_state(record for record in records if record.seq < earlier.seq)
+                decision, _ = decide({name: earlier.body[name] for name in DECISION_GIVEN}, before)
+                return self._certified(candidate, decision, earlier)
+            epoch, available = await self._epoch(gate_state(records), tasks, decoding)
+            arms = {"challenger": challenger, "champion": champion, "anchor": anchor}
+            given = await self._sealed_evidence(candidate, arms, epoch, available)
+            records = await self._records()
+            decision, body = decide(given, gate_state(records))
+            record = _find_body(records, body) or await self._append(DECISION, body)
+            return self._certified(candidate, decision, record)
+
+    async def _sealed_evidence(
+        self, candidate: Candidate, arms: Mapping[str, Arm], epoch: Epoch | None, available: int
+    ) -> dict[str, Any]:
+        """Ask the epoch's tasks and write down all that the decision is taken from."""
+        tasks: tuple[Task, ...] = ()
+        answers: dict[str, dict[str, Answer]] = {name: {} for name in arms}
+        if epoch is not None:
+            tasks = await asyncio.to_thread(self._sealed.epoch_tasks, epoch.id)
+            self._grading.check(tasks)
+            sampling = seeded(decoding_from_json(epoch.decoding), epoch.commitment)
+            async with loaded(self._engine, *arms.values()):
+                for name, arm in arms.items():
+                    answers[name] = await self._ask(name, arm, tasks, sampling, epoch_id=epoch.id)
+        return {
+            **self._given(candidate, arms["champion"], tasks),
+            "anchor_sha256": arms["anchor"].sha256,
+            "salt": self._salt(epoch.id) if epoch else None,
+            "seeds": {"seed": epoch.commitment if epoch else None, "rule": SEED_RULE},
+            "available": available,
+            "outcomes": encode_pairs(paired(tasks, **answers)),
+        }
+
+    async def _epoch(
+        self, state: GateState, offered: Sequence[tuple[str, Task]], decoding: Sampling
+    ) -> tuple[Epoch | None, int]:
+        """The epoch to look at and its size, or None and how many tasks a new one could hold."""
+        current = state.open_epoch(self._policy)
+        if current is not None:
+            return current, current.size
+        number = len(state.epochs) + 1
+        epoch_id = f"epoch-{number}"
+        salt = self._salt(epoch_id)
+        tasks = await asyncio.to_thread(self._sealed.epoch_tasks, epoch_id)
+        if not tasks:  # some already: a process died between the two writes below
+            used = await asyncio.to_thread(self._sealed.used_task_ids)
+            tasks = sealed_sample(offered, used=used, salt=salt, limit=self._policy.sealed.max_pairs)
+            if len(tasks) < self._policy.sealed.min_pairs:
+                return None, len(tasks)
+            self._grading.check(tasks)
+            commitment = commitment_of((task.id for task in tasks), salt)
+            await asyncio.to_thread(self._sealed.open_epoch, epoch_id, tasks, commitment, self._clock())
+        body: dict[str, Any] = {
+            "epoch": epoch_id,
+            "number": number,
+            "commitment": commitment_of((task.id for task in tasks), salt),
+            "size": len(tasks),
+            "decoding": decoding_to_json(decoding),
+            "policy_hash": self._policy.hash,
+        }
+        await self._append(EPOCH_OPENED, body)
+        return gate_state(await self._records()).open_epoch(self._policy), len(tasks)
+
+    async def _ask(
+        self, name: str, arm: Arm, tasks: Sequence[Task], sampling: SamplingOf, *, epoch_id: str | None = None
+    ) -> dict[str, Answer]:
+        """An arm's answers by task id; those of an epoch are kept and asked only once."""
+        kept: dict[str, Answer] = {}
+        if epoch_id is not None:
+            kept = await asyncio.to_thread(self._sealed.answers, epoch_id, arm.sha256)
+        done = len(kept)
+
+        async def keep(answer: Answer) -> None:
+            nonlocal done
+            if epoch_id is not None:
+                await asyncio.to_thread(self._sealed.save_answers, epoch_id, [answer])
+            done += 1
+            self._on_progress(name, done, len(tasks))
+
+        missing = [task for task in tasks if task.id not in kept]
+        asked = await ask(self._engine, arm, missing, sampling=sampling, grading=self._grading, keep=keep)
+        return kept | asked
+
+    def _given(self, candidate: Candidate, champion: Arm, tasks: Sequence[Task]) -> dict[str, Any]:
+        names = sorted({task.verifier for task in tasks})
+        return {
+            "format": RECORD_FORMAT,
+            "candidate": candidate.id,
+            "candidate_sha256": candidate.adapter_sha256,
+            "champion_sha256": champion.sha256,
+            "base_sha256": candidate.base_sha256,
+            "manifest_hash": candidate.manifest_hash,
+            "policy": self._policy.values(),
+            "verifiers": {name: self._grading.verifiers[name].version for name in names},
+            "signer": self._key.public_hex,
+        }
+
+    def _certified(self, candidate: Candidate, decision: Decision, record: AuditRecord) -> Certified:
+        """A promotion's certificate follows from its record alone, so that it can be issued again."""
+        certificate = None
+        if isinstance(decision, Promote):
+            certificate = sign_certificate(
+                self._key,
+                kind="gate",
+                adapter_sha256=candidate.adapter_sha256,
+                base_sha256=candidate.base_sha256,
+                policy_hash=record.body["policy_hash"],
+                decision_hash=record.hash,
+                issued_at=record.time,
+            )
+        return Certified(reply=reply_of(decision), decision=decision, record=record, certificate=certificate)
+
+    def _salt(self, epoch_id: str) -> str:
+        return self._key.secret_for(f"salt of {epoch_id}")
+
+    async def _records(self) -> list[AuditRecord]:
+        return await asyncio.to_thread(lambda: list(self._audit.read()))
+
+    async def _append(self, kind: str, body: Mapping[str, Any]) -> AuditRecord:
+        return await asyncio.to_thread(lambda: self._audit.append(kind, body, time=self._clock()))
+
+
+def _find_screen(records: Sequence[AuditRecord], given: Mapping[str, Any]) -> AuditRecord | None:
+    """The conclusive screen that was taken from the same given fields, if any."""
+    for record in reversed(records):
+        if record.kind == SCREEN and record.body["decision"] != "abstain":
+            same = all(record.body[name] == value for name, value in given.items() if name != "candidate")
+            if same:
+                return record
+    return None
+
+
+def _find_body(records: Sequence[AuditRecord], body: Mapping[str, Any]) -> AuditRecord | None:
+    """The last decision, if it says the very same: an abstention that still stands is not written again."""
+    last = next((record for record in reversed(records) if record.kind == DECISION), None)
+    return last if last is not None and last.body == body else None

@@ -1,0 +1,90 @@
+"""The gate examines itself: at every start, and on ``tidegate doctor``.
+
+A gate whose arithmetic is off, that lets an equal pair through, or that lets a degraded adapter through must
+not decide anything.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+from tidegate.core.errors import GateError
+from tidegate.core.gate.certify import certify
+from tidegate.core.gate.decisions import Promote, Refuse, describe
+from tidegate.core.gate.evidence import ArmOutcome, Evidence, Pair
+from tidegate.core.gate.policy import Policy
+from tidegate.core.statistics import (
+    Ledger,
+    paired_e_value,
+    pass_at_k,
+    required_pairs,
+    sign_test,
+    tango_interval,
+)
+
+_PASS, _FAIL = ArmOutcome(passed=True), ArmOutcome(passed=False)
+_LEVELS = (0.007692, 0.007692, 0.015385, 0.015385, 0.015385, 0.023077)
+_P_VALUES = (0.2, 0.004, 0.03, 0.6, 0.0005, 0.02)
+_RELATIVE_TOLERANCE = 1e-4
+
+
+def self_test(policy: Policy) -> None:
+    """Check the arithmetic against known values and the policy against three staged challengers.
+
+    Raises:
+        GateError: names what came out and what is right.
+    """
+    for name, value, right in _golden_values():
+        if not math.isclose(value, right, rel_tol=_RELATIVE_TOLERANCE):
+            raise GateError(f"gate self-test: {name} is {value!r}; {right!r} is right. Reinstall Tidegate and scipy")
+    pairs = max(policy.sealed.min_pairs, 2 * policy.non_inferiority.min_pairs_per_slice)
+    ledger = Ledger(
+        alpha=policy.ledger.alpha, looks=policy.ledger.looks_per_window, error_rate=policy.ledger.error_rate
+    )
+    for name, challenger, champion, wanted in (
+        ("an A/A pair", 0.5, 0.5, Refuse),
+        ("a degraded challenger", 0.3, 0.6, Refuse),
+        ("a challenger that solves everything", 1.0, 0.2, Promote),
+    ):
+        decision = certify(_staged(pairs, challenger, champion), policy, ledger)
+        if not isinstance(decision, wanted):
+            raise GateError(
+                f"gate self-test: {name} over {pairs} pairs ends in {describe(decision)!r}; {wanted.__name__} is "
+                f"right. Policy {policy.name!r} can't decide"
+            )
+
+
+def _golden_values() -> Sequence[tuple[str, float, float]]:
+    levels: list[float] = []
+    ledger = Ledger(alpha=0.10, looks=13, error_rate="fdr")
+    for p in _P_VALUES:
+        level, _, ledger = ledger.record(p)
+        levels.append(level)
+    lower, upper = tango_interval(1, 7, 21, 0.95)
+    return (
+        ("sign_test(12, 3)", sign_test(12, 3), 0.017578125),
+        ("sign_test(150, 86)", sign_test(150, 86), 1.85797e-05),
+        ("sign_test(0, 0)", sign_test(0, 0), 1.0),
+        ("paired_e_value(30, 10)", paired_e_value(30, 10), 63.227924),
+        ("tango_interval(1, 7, 21)[0]", lower, -0.517232),
+        ("tango_interval(1, 7, 21)[1]", upper, -0.026003),
+        ("pass_at_k(10, 3, 5)", pass_at_k(10, 3, 5), 0.916667),
+        ("required_pairs(.14, .03, .0077)", required_pairs(0.14, 0.03, 0.0077, 0.8), 1655),
+        *((f"ledger level {h}", level, right) for h, (level, right) in enumerate(zip(levels, _LEVELS, strict=True), 1)),
+    )
+
+
+def _staged(pairs: int, challenger: float, champion: float) -> Evidence:
+    """Pairs in which the two arms pass the given shares of tasks; the better one passes all that the other does."""
+    members = tuple(
+        Pair(
+            task_id=f"task-{number:06}",
+            kind=f"kind-{number % 2}",
+            challenger=_PASS if number < challenger * pairs else _FAIL,
+            champion=_PASS if number < champion * pairs else _FAIL,
+            anchor=_PASS if number < champion * pairs else _FAIL,
+        )
+        for number in range(pairs)
+    )
+    return Evidence(pairs=members, available=pairs)
