@@ -103,7 +103,7 @@ def adapter_content_hash(weights_sha256: str, config: dict[str, Any], base_sha25
     fields = {name: config.get(name) for name in _CONFIG_FIELDS}
     for name in _NAME_FIELDS:
         value = config.get(name) or []
-        fields[name] = sorted(value) if isinstance(value, list) else value
+        fields[name] = value if isinstance(value, str) else sorted(value)
     return content_hash({"weights": weights_sha256, "config": fields, "base_sha256": base_sha256})
 
 
