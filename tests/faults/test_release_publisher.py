@@ -1,0 +1,239 @@
+"""Swap and rollback: proof before the pointer moves, one path back, and engines that lie."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tidegate.core.errors import CertificateError, ConflictError, EngineError, NotFoundError
+from tidegate.core.types import AdapterRef, Candidate, CandidateState, GenerationEvent, GenerationRequest, Messages
+from tidegate.ports import EngineHealth, ProbeResult
+from tidegate.release import ANCHOR, CHAMPION, PREVIOUS, Publisher, Router
+from tidegate.stores.memory import MemoryAuditLog, MemoryReleaseStore
+
+BASE = "b" * 64
+
+
+class ShelfEngine:
+    """Loads names and nothing else; ``lies`` decides what a probe finds."""
+
+    replica = "shelf"
+    base_sha256 = BASE
+
+    def __init__(self) -> None:
+        self.shelf: dict[str, AdapterRef] = {}
+        self.lies: str | None = None
+        self.loads = 0
+
+    async def load(self, adapter: AdapterRef) -> None:
+        self.loads += 1
+        self.shelf[adapter.name] = adapter
+
+    async def unload(self, name: str) -> None:
+        self.shelf.pop(name, None)
+
+    async def list_adapters(self) -> tuple[AdapterRef, ...]:
+        return tuple(self.shelf.values())
+
+    def generate(self, request: GenerationRequest) -> AsyncIterator[GenerationEvent]:
+        raise EngineError(f"request {request.request_id!r}: this engine answers nothing")
+
+    async def probe(self, name: str, *, against: str | None, prompts: Sequence[Messages]) -> ProbeResult:
+        assert prompts
+        sha256 = "f" * 64 if self.lies == "other weights" else self.shelf[name].sha256
+        same = self.lies == "base answers" or (against is not None and self.shelf[against].sha256 == sha256)
+        return ProbeResult(name=name, sha256=sha256, max_logit_difference=0.0 if same else 1.5)
+
+    async def health(self) -> EngineHealth:
+        return EngineHealth(ready=True, detail="", queued=0, running=0)
+
+
+class World:
+    """A publisher over real in-memory stores; certificates are plain data that name their content."""
+
+    def __init__(self, tmp_path: Path) -> None:
+        self.now = 100.0
+        self.store = MemoryReleaseStore(MemoryAuditLog())
+        self.engine = ShelfEngine()
+        self.certificates: dict[str, Mapping[str, Any]] = {}
+        self.adapters = tmp_path
+        self.start()
+
+    def start(self) -> None:
+        """A new process: empty router and engine over the same store."""
+        self.engine.shelf.clear()
+        self.router = Router(model_name="m", episode_ttl_s=10.0, clock=lambda: self.now)
+        self.publisher = Publisher(
+            store=self.store, engine=self.engine, router=self.router, check_certificate=self.check,
+            certificate_of=self.certificates.get, adapters_dir=self.adapters, model_name="m", clock=lambda: self.now,
+        )  # fmt: skip
+
+    @staticmethod
+    def check(certificate: Mapping[str, Any] | None, *, adapter_sha256: str, base_sha256: str) -> None:
+        if certificate is None or (certificate["adapter_sha256"], base_sha256) != (adapter_sha256, BASE):
+            raise CertificateError("no certificate for this content")
+
+    def certified(self, letter: str, *, kind: str = "gate") -> str:
+        sha256 = letter * 64
+        self.certificates[sha256] = {"kind": kind, "adapter_sha256": sha256}
+        return self.candidate(letter, CandidateState.SCREENED, CandidateState.CERTIFIED)
+
+    def candidate(self, letter: str, *states: CandidateState) -> str:
+        candidate = Candidate(
+            id=f"cand-{letter * 8}", adapter_sha256=letter * 64, base_sha256=BASE, manifest_hash=None,
+            parent_sha256=None, state=CandidateState.PROPOSED, created_at=self.now, origin="test",
+        )  # fmt: skip
+        self.store.add_candidate(candidate)
+        for state in states:
+            self.store.set_candidate_state(candidate.id, state, reasons=("test",), time=self.now)
+        return candidate.id
+
+    def state(self, candidate: str) -> CandidateState:
+        return next(c.state for c in self.store.list_candidates() if c.id == candidate)
+
+    def serving(self) -> str | None:
+        return self.router.resolve("champion", episode_id="new", user_key="u").adapter
+
+
+@pytest.fixture
+async def world(tmp_path: Path) -> World:
+    world = World(tmp_path)
+    await world.publisher.reconcile()
+    return world
+
+
+async def test_first_start_serves_the_bare_base_as_release_0(world: World) -> None:
+    assert world.store.aliases() == {CHAMPION: "m-r0-base"}
+    assert world.serving() is None
+
+
+async def test_publishing_moves_alias_pointer_and_states(world: World) -> None:
+    first, second = world.certified("1"), world.certified("2")
+    one = await world.publisher.publish(first)
+    world.now += 20  # the pin of the first question has expired
+    two = await world.publisher.publish(second)
+    assert (one.id, two.id) == ("m-r1-11111111", "m-r2-22222222")
+    assert world.store.aliases() == {CHAMPION: two.id, PREVIOUS: one.id}
+    assert world.serving() == two.id
+    assert (world.state(first), world.state(second)) == (CandidateState.RETIRED, CandidateState.CHAMPION)
+
+
+async def test_publishing_again_after_a_crash_is_the_same_release(world: World) -> None:
+    candidate = world.certified("1")
+    one = await world.publisher.publish(candidate)
+    assert await world.publisher.publish(candidate) == one
+    assert len(world.store.list_releases()) == 2
+
+
+@pytest.mark.parametrize("state", ["proposed", "screened", "rejected"])
+async def test_only_certified_candidates_are_published(world: World, state: str) -> None:
+    path = {
+        "proposed": (),
+        "screened": (CandidateState.SCREENED,),
+        "rejected": (CandidateState.REJECTED,),
+    }
+    candidate = world.candidate("1", *path[state])
+    with pytest.raises(ConflictError, match=state):
+        await world.publisher.publish(candidate)
+    assert world.engine.loads == 0
+
+
+async def test_certified_state_without_certificate_serves_nothing(world: World) -> None:
+    candidate = world.candidate("1", CandidateState.SCREENED, CandidateState.CERTIFIED)
+    with pytest.raises(CertificateError):
+        await world.publisher.publish(candidate)
+    assert world.engine.loads == 0
+    assert world.store.aliases() == {CHAMPION: "m-r0-base"}
+
+
+@pytest.mark.parametrize("lie", ["other weights", "base answers"])
+async def test_an_engine_that_answers_with_other_weights_gets_no_traffic(world: World, lie: str) -> None:
+    await world.publisher.publish(world.certified("1"))
+    world.engine.lies = lie
+    with pytest.raises(EngineError, match="is not published"):
+        await world.publisher.publish(world.certified("2"))
+    assert world.store.aliases()[CHAMPION] == "m-r1-11111111"
+    assert world.serving() == "m-r1-11111111"
+    assert [adapter.name for adapter in await world.engine.list_adapters()] == ["m-r1-11111111"]
+
+
+async def test_rollback_is_a_new_release_of_the_old_content_and_can_be_undone(world: World) -> None:
+    first, second = world.certified("1"), world.certified("2")
+    one = await world.publisher.publish(first)
+    two = await world.publisher.publish(second)
+    loads = world.engine.loads
+    back = await world.publisher.rollback(None, "users complain")
+    assert (back.number, back.adapter_sha256, back.restores) == (3, one.adapter_sha256, one.id)
+    assert world.serving() == one.id  # the name of the content in the engine: nothing is loaded twice
+    assert len(world.engine.shelf) == 2
+    assert world.engine.loads == loads + 1  # a no-op for an engine that holds it
+    assert (world.state(first), world.state(second)) == (CandidateState.CHAMPION, CandidateState.ROLLED_BACK)
+    world.now += 20
+    again = await world.publisher.promote(two.id)
+    assert (again.adapter_sha256, again.restores) == (two.adapter_sha256, two.id)
+    assert world.serving() == two.id
+    assert world.state(second) is CandidateState.CHAMPION
+
+
+async def test_rollback_to_the_bare_base_works_too(world: World) -> None:
+    await world.publisher.publish(world.certified("1"))
+    back = await world.publisher.rollback(None, "bad")
+    assert (back.adapter_sha256, back.restores) == (None, "m-r0-base")
+    assert world.serving() is None
+
+
+async def test_rollback_without_a_previous_champion_and_to_the_same_content_are_refused(world: World) -> None:
+    with pytest.raises(ConflictError, match="no previous champion"):
+        await world.publisher.rollback(None, "why not")
+    one = await world.publisher.publish(world.certified("1"))
+    with pytest.raises(ConflictError, match="same content"):
+        await world.publisher.promote(one.id)
+    with pytest.raises(NotFoundError, match="m-r9"):
+        await world.publisher.rollback("m-r9", "typo")
+
+
+async def test_a_person_signed_release_becomes_the_anchor_and_restored_ones_do_not(world: World) -> None:
+    one = await world.publisher.publish(world.certified("1", kind="person"))
+    assert world.store.aliases()[ANCHOR] == one.id
+    await world.publisher.publish(world.certified("2"))
+    await world.publisher.rollback(None, "bad")
+    assert world.store.aliases()[ANCHOR] == one.id
+
+
+async def test_a_restart_loads_what_the_store_wants_before_traffic(world: World) -> None:
+    await world.publisher.publish(world.certified("1", kind="person"))
+    await world.publisher.publish(world.certified("2"))
+    await world.publisher.publish(world.certified("3"))
+    world.start()
+    champion = await world.publisher.reconcile()
+    assert champion.id == "m-r3-33333333"
+    assert world.serving() == "m-r3-33333333"
+    assert sorted(world.engine.shelf) == ["m-r1-11111111", "m-r2-22222222", "m-r3-33333333"]
+
+
+async def test_a_store_row_set_to_champion_by_hand_is_not_served(world: World) -> None:
+    await world.publisher.publish(world.certified("1"))
+    release = world.store.list_releases()[1]
+    forged = type(release)(
+        id="m-r2-forged", number=2, adapter_sha256="9" * 64, base_sha256=BASE, certificate=release.certificate,
+        created_at=1.0,
+    )  # fmt: skip
+    world.store.add_release(forged)
+    world.store.move_aliases({CHAMPION: forged.id}, reason="by hand", time=1.0)
+    world.start()
+    with pytest.raises(CertificateError):
+        await world.publisher.reconcile()
+    assert not world.engine.shelf
+
+
+async def test_a_release_in_use_is_unloaded_only_after_its_last_user(world: World) -> None:
+    one = await world.publisher.publish(world.certified("1"))
+    with world.router.lease(one.id):
+        await world.publisher.publish(world.certified("2"))
+        await world.publisher.publish(world.certified("3"))
+        assert one.id in world.engine.shelf
+    await world.publisher.publish(world.certified("4"))
+    assert one.id not in world.engine.shelf
