@@ -9,13 +9,14 @@ import pytest
 from pydantic import ValidationError
 
 from tidegate.config import Settings, load_settings
+from tidegate.config.settings import OTHER_VARIABLES
 from tidegate.core.errors import ConfigError
 
 
 @pytest.fixture(autouse=True)
 def empty_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.chdir(tmp_path)
-    for name in ("TIDEGATE_CACHE_DIR",):
+    for name in OTHER_VARIABLES:
         monkeypatch.delenv(name, raising=False)
     return tmp_path
 
@@ -93,8 +94,9 @@ def test_an_unusable_variable_is_an_error(monkeypatch: pytest.MonkeyPatch, name:
         load_settings()
 
 
-def test_the_cache_variable_is_no_setting(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("TIDEGATE_CACHE_DIR", "/somewhere")
+@pytest.mark.parametrize("name", sorted(OTHER_VARIABLES))
+def test_variables_that_are_no_settings_are_left_alone(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+    monkeypatch.setenv(name, "anything")
     assert load_settings() == Settings()
 
 

@@ -26,8 +26,8 @@ from tidegate.core.errors import ConfigError
 
 DEFAULT_FILE = Path("tidegate.toml")
 ENV_PREFIX = "TIDEGATE_"
-OTHER_VARIABLES = frozenset({"TIDEGATE_CACHE_DIR"})
-"""Variables with our prefix that are no settings."""
+OTHER_VARIABLES = frozenset({"TIDEGATE_API_KEY", "TIDEGATE_CACHE_DIR"})
+"""Variables with our prefix that are no settings: the key that clients send, where downloaded models are kept."""
 
 Fraction = Annotated[float, Field(ge=0.0, le=1.0)]
 Port = Annotated[int, Field(ge=0, le=65535)]
