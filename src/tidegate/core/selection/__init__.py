@@ -1,0 +1,1 @@
+"""What of the recorded traffic trains: pure steps that each return what stays and what went, and why."""

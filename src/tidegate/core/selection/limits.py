@@ -1,0 +1,55 @@
+"""How much of what may train does train: copies of one answer, one user's share, the budget of a batch."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from tidegate.core.selection.sequences import Fresh
+from tidegate.core.selection.sifting import Dropped, Sifted, limit
+
+
+def distinct(fresh: Sequence[Fresh], *, copies: int, seed: int) -> Sifted[Fresh]:
+    """Keep at most ``copies`` (>= 1) examples with the very same prompt and completion tokens."""
+    return limit(
+        fresh,
+        identify=_identify,
+        group=lambda item: (item.example.token_ids, item.example.loss_mask),
+        quota=copies,
+        seed=seed,
+        drop=lambda item: dropped_example(item, "duplicate"),
+    )
+
+
+def per_user(fresh: Sequence[Fresh], *, most: int, seed: int, used: Mapping[str, int] | None = None) -> Sifted[Fresh]:
+    """Keep at most ``most`` examples of one user, those that ``used`` counts included."""
+    return limit(
+        fresh,
+        identify=_identify,
+        group=lambda item: item.user_key,
+        quota=most,
+        seed=seed,
+        drop=lambda item: dropped_example(item, "user_cap"),
+        used=used,
+    )
+
+
+def within_budget(fresh: Sequence[Fresh], *, budget: int, seed: int) -> Sifted[Fresh]:
+    """Keep all up to ``budget`` examples, above it a sample of that size."""
+    return limit(
+        fresh,
+        identify=_identify,
+        group=lambda _: None,
+        quota=budget,
+        seed=seed,
+        drop=lambda item: dropped_example(item, "over_budget"),
+    )
+
+
+def dropped_example(item: Fresh, reason: str) -> Dropped:
+    """The record of an example that does not train."""
+    example = item.example
+    return Dropped(id=example.id, reason=reason, kind=example.kind, source=example.source)
+
+
+def _identify(item: Fresh) -> str:
+    return item.example.id
