@@ -25,10 +25,11 @@ _STOP_TIMEOUT_S = 20.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Finished:
-    """A command's exit code and the JSON objects that it printed."""
+    """A command's exit code, the JSON objects that it printed, and those of the last list that it printed."""
 
     exit_code: int
     lines: list[dict[str, Any]]
+    rows: list[dict[str, Any]]
     errors: str
 
     @property
@@ -56,6 +57,7 @@ async def run_command(
     assert process.stdout is not None  # noqa: S101 - both are pipes as asked above
     assert process.stderr is not None  # noqa: S101
     lines: list[dict[str, Any]] = []
+    rows: list[dict[str, Any]] = []
     reading_errors = asyncio.create_task(process.stderr.read())
     try:
         async for raw in process.stdout:
@@ -64,6 +66,8 @@ async def run_command(
                 if isinstance(value, dict):
                     lines.append(value)
                     on_line(value)
+                elif isinstance(value, list):
+                    rows = value
         exit_code = await process.wait()
         errors = (await reading_errors).decode(errors="replace")
     except BaseException:
@@ -73,7 +77,7 @@ async def run_command(
     if exit_code not in accepted:
         tail = "\n".join(errors.strip().splitlines()[-12:])
         raise CommandError(f"'tidegate {' '.join(arguments)}' ended with exit code {exit_code}: {tail}")
-    return Finished(exit_code=exit_code, lines=lines, errors=errors)
+    return Finished(exit_code=exit_code, lines=lines, rows=rows, errors=errors)
 
 
 @asynccontextmanager

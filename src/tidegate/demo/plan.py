@@ -1,0 +1,70 @@
+"""The script of the demonstration: who comes when, and how much of it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+CALCULATOR_KINDS = ("chain_sum", "products", "basic_arithmetic")
+NEW_KIND = "leg_counting"
+"""Appears later, so that the traffic drifts; the first release solves none of it."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Plan:
+    """Sizes of a run. A session is a number of episodes, one of each user.
+
+    ``opening`` and ``drifted`` sessions run at full concurrency; while a cycle runs, users go on at
+    ``background_per_s`` episodes a second for at most ``background`` episodes. ``shown`` demonstrations of the new
+    kind are sent by users as feedback.
+    """
+
+    demonstrations_per_kind: int = 8
+    seed_epochs: int = 3
+    opening: Sequence[int] = (100, 100)
+    drifted: Sequence[int] = (100, 100)
+    closing: int = 60
+    after_rollback: int = 12
+    background: int = 80
+    background_per_s: float = 0.5
+    shown: int = 24
+    concurrency: int = 24
+    max_tokens: int = 48
+
+    def quick(self) -> Plan:
+        """A tenth of the traffic: every stage runs, the gate abstains for lack of evidence."""
+        return Plan(opening=(24,), drifted=(20,), closing=8, after_rollback=4, background=8, shown=6)
+
+
+SETTINGS = """\
+# Written by 'tidegate demo'. The data of the run lies beside this file.
+data_dir = {data_dir}
+policy = {policy}
+
+[server]
+port = 0
+admin_port = 0
+
+[split] # a tenth of the default's traffic must fill the sealed set, so more users go there
+train = 0.5
+dev = 0.1
+sealed = 0.4
+
+[training]
+epochs = {epochs}
+batch_size = 8
+seed = {seed}
+"""
+
+
+def settings_text(run_dir: Path, *, seed: int, epochs: int) -> str:
+    """The run's settings file."""
+    return SETTINGS.format(
+        data_dir=_quoted(run_dir / "data"), policy=_quoted(run_dir / "gate.toml"), epochs=epochs, seed=seed
+    )
+
+
+def _quoted(path: Path) -> str:
+    text = str(path.absolute()).replace("\\", "\\\\").replace('"', '\\"')
+    return f'"{text}"'
