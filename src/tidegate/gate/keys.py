@@ -6,6 +6,7 @@ import hashlib
 import hmac
 import os
 import stat
+import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -16,6 +17,7 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey,
 from tidegate.artifacts import fsync_directory
 from tidegate.core.errors import ConfigError
 
+_MAX_BYTES = 1 << 16
 _OTHERS = stat.S_IRWXG | stat.S_IRWXO
 
 
@@ -75,9 +77,8 @@ def _write_new(path: Path, key: Ed25519PrivateKey) -> None:
     )
     try:
         path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-        temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-        temporary.unlink(missing_ok=True)
-        handle = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+        handle, name = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)  # mode 0600
+        temporary = Path(name)
         try:
             with os.fdopen(handle, "wb") as file:
                 file.write(data)
@@ -105,12 +106,14 @@ def _read(path: Path) -> Ed25519PrivateKey:
         raise ConfigError(
             f"key file {str(path)!r} cannot be opened: {error}; a regular file that you own is accepted"
         ) from error
-    with os.fdopen(handle, "rb") as file:
-        status = os.fstat(file.fileno())
+    try:
+        status = os.fstat(handle)
         if not stat.S_ISREG(status.st_mode):
             raise ConfigError(f"key file {str(path)!r} is no regular file; move it away and a new key is written")
         _check_access(path, mode=stat.S_IMODE(status.st_mode), owner=status.st_uid, user=os.geteuid())
-        data = file.read()
+        data = os.read(handle, _MAX_BYTES)
+    finally:
+        os.close(handle)
     try:
         key = serialization.load_pem_private_key(data, password=None)
     except (ValueError, TypeError, UnsupportedAlgorithm) as error:
