@@ -75,37 +75,52 @@ def simulate(
     users: Annotated[
         int | None, typer.Option("--users", min=1, help="Distinct users (default: one an episode).")
     ] = None,
-    temperature: Annotated[float, typer.Option("--temperature", min=0.0, max=2.0)] = 1.0,
+    temperature: Annotated[float, typer.Option("--temperature", min=0.0, max=2.0, help="Sampling temperature.")] = 1.0,
     max_tokens: Annotated[int, typer.Option("--max-tokens", min=1, help="Longest answer of one call.")] = 64,
+    stream_share: Annotated[
+        float, typer.Option("--stream-share", min=0.0, max=1.0, help="Share of the calls that are streamed.")
+    ] = 0.5,
     as_json: Json = False,
 ) -> None:
     """Play users against a running server through the official openai client."""
-    from tidegate.app.tasks import simulate_users
+    from tidegate.app.tasks import SimulationOptions, simulate_users
+
+    options = SimulationOptions(
+        tasks_file=tasks_file,
+        kinds=[kind.strip() for kind in kinds.split(",") if kind.strip()],
+        count=count,
+        seed=seed,
+        base_url=base_url,
+        model=model,
+        api_key=api_key,
+        concurrency=concurrency,
+        users=users,
+        temperature=temperature,
+        max_tokens=max_tokens,
+        stream_share=stream_share,
+    )
+    played = 0
+
+    def on_episode(episode: Any, total: int) -> None:
+        nonlocal played
+        played += 1
+        if played % 20 == 0 or played == total:
+            say(f"{played}/{total} episodes")
 
     with boundary():
-        report: dict[str, Any] = asyncio.run(
-            simulate_users(
-                settings_of(context),
-                tasks_file=tasks_file,
-                kinds=[kind.strip() for kind in kinds.split(",") if kind.strip()],
-                count=count,
-                seed=seed,
-                base_url=base_url,
-                model=model,
-                api_key=api_key,
-                concurrency=concurrency,
-                users=users,
-                temperature=temperature,
-                max_tokens=max_tokens,
-                say=say,
-            )
-        )
+        report = asyncio.run(simulate_users(settings_of(context), options, on_episode=on_episode))
         if as_json:
             emit(report, as_json=True)
         else:
-            rows = [
-                (kind, passed, total, f"{passed / total:.3f}") for kind, (passed, total) in report["by_kind"].items()
-            ]
-            emit_table(("kind", "passed", "episodes", "success"), rows, as_json=False)
-            emit({key: value for key, value in report.items() if key != "by_kind"}, as_json=False)
+            _show(report)
     raise typer.Exit(1 if report["failed_requests"] else 0)
+
+
+def _show(report: Any) -> None:
+    """Tables for people."""
+    for title, shares in (("kind", report["by_kind"]), ("release", report["by_release"])):
+        rows = [(name, share["passed"], share["episodes"], f"{share['rate']:.3f}") for name, share in shares.items()]
+        emit_table((title, "passed", "episodes", "success"), rows, as_json=False)
+        print()
+    shown = ("overall", "failures", "requests", "failed_requests", "latency_s", "completion_tokens", "wall_s")
+    emit({name: report[name] for name in shown}, as_json=False)
