@@ -7,13 +7,14 @@ not decide anything.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from tidegate.core.errors import GateError
 from tidegate.core.gate.certify import certify
-from tidegate.core.gate.decisions import Promote, Refuse, describe
+from tidegate.core.gate.decisions import Decision, Promote, Refuse, describe
 from tidegate.core.gate.evidence import ArmOutcome, Evidence, Pair
 from tidegate.core.gate.policy import Policy
+from tidegate.core.gate.state import ledger_from
 from tidegate.core.statistics import (
     Ledger,
     paired_e_value,
@@ -35,19 +36,25 @@ def self_test(policy: Policy) -> None:
     Raises:
         GateError: names what came out and what is right.
     """
-    for name, value, right in _golden_values():
+    _check_values(_golden_values())
+    _check_decisions(policy, certify)
+
+
+def _check_values(golden: Sequence[tuple[str, float, float]]) -> None:
+    for name, value, right in golden:
         if not math.isclose(value, right, rel_tol=_RELATIVE_TOLERANCE):
             raise GateError(f"gate self-test: {name} is {value!r}; {right!r} is right. Reinstall Tidegate and scipy")
+
+
+def _check_decisions(policy: Policy, decide: Callable[[Evidence, Policy, Ledger], Decision]) -> None:
     pairs = max(policy.sealed.min_pairs, 2 * policy.non_inferiority.min_pairs_per_slice)
-    ledger = Ledger(
-        alpha=policy.ledger.alpha, looks=policy.ledger.looks_per_window, error_rate=policy.ledger.error_rate
-    )
+    ledger = ledger_from([], policy)
     for name, challenger, champion, wanted in (
         ("an A/A pair", 0.5, 0.5, Refuse),
         ("a degraded challenger", 0.3, 0.6, Refuse),
         ("a challenger that solves everything", 1.0, 0.2, Promote),
     ):
-        decision = certify(_staged(pairs, challenger, champion), policy, ledger)
+        decision = decide(_staged(pairs, challenger, champion), policy, ledger)
         if not isinstance(decision, wanted):
             raise GateError(
                 f"gate self-test: {name} over {pairs} pairs ends in {describe(decision)!r}; {wanted.__name__} is "
