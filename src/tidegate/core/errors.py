@@ -22,7 +22,8 @@
     │   ├── CertificateError   a certificate is missing, forged, or for other content
     │   └── AuditError         the audit log does not recompute
     ├── CycleError             a cycle cannot start or go on
-    └── CommandError           a command that another one started failed
+    ├── CommandError           a command that another one started failed
+    └── StoppingError          the server is stopping and ends what it cannot wait for
 
 Every class has a stable ``code`` (documented in ``docs/reference/errors.md``), an HTTP status and an
 exit code. A message says what failed, the value, what is accepted and what to do.
@@ -191,3 +192,10 @@ class CommandError(TidegateError):
     """A command that another one started failed."""
 
     code = "command_failed"
+
+
+class StoppingError(TidegateError):
+    """The server is stopping and ends what it cannot wait for; the request may be repeated."""
+
+    code = "server_stopping"
+    http_status = 503

@@ -15,7 +15,15 @@ from starlette.datastructures import Headers
 from starlette.types import Receive, Scope, Send
 
 from tidegate.config.settings import ServerSettings
-from tidegate.core.errors import AdapterError, EngineError, EngineTimeoutError, StoreError, TidegateError
+from tidegate.core.errors import (
+    AdapterError,
+    EngineError,
+    EngineTimeoutError,
+    RequestError,
+    StoppingError,
+    StoreError,
+    TidegateError,
+)
 from tidegate.core.generation import GenerationFold
 from tidegate.core.types import ChoiceEnd, GenerationEvent, Interaction, TokenDelta
 from tidegate.gateway.body import read_json_object
@@ -26,6 +34,9 @@ from tidegate.gateway.guard import Guard, Turns
 from tidegate.gateway.metrics import GatewayMetrics
 from tidegate.gateway.problems import ClientGoneError, Problem, boundary
 from tidegate.gateway.rendering import AnswerShape, is_finished, recorded_events, usage
+
+_CUT_SHORT = (ClientGoneError, EngineTimeoutError, StoppingError)
+"""Ends that are recorded even when not one token had been sampled."""
 
 Asgi: TypeAlias = tuple[Scope, Receive, Send]
 
@@ -98,11 +109,11 @@ class ChatEndpoint:
         except (TidegateError, ClientGoneError) as error:
             failure = error
         except asyncio.CancelledError:
-            await self._record(call, fold, interaction_id, routed.release_id)
-            raise
+            # only a server that stops cancels us; its client and the record still hear of it, then the task ends
+            failure = StoppingError("the server is stopping; repeat the request in a moment")
         self._metrics.generations.labels(_outcome(failure)).inc()
         self._unpin(call, fold, failure)
-        if failure is None or fold.choices() or isinstance(failure, ClientGoneError | EngineTimeoutError):
+        if failure is None or fold.choices() or isinstance(failure, _CUT_SHORT):
             failure = await self._record(call, fold, interaction_id, routed.release_id) or failure
         if isinstance(failure, ClientGoneError):
             raise failure
@@ -153,7 +164,7 @@ class ChatEndpoint:
 
     async def _record(
         self, call: ChatCall, fold: GenerationFold, interaction_id: str, release_id: str
-    ) -> StoreError | None:
+    ) -> TidegateError | None:
         """Make the call durable; the error that says why it could not be, else None."""
         record = to_record(
             call,
@@ -168,6 +179,8 @@ class ChatEndpoint:
                 await self._deps.recorder.record(record)
         except TidegateError as error:
             self._metrics.interactions.labels("failed").inc()
+            if isinstance(error, RequestError):  # the recorder found fault with the call, e.g. a stranger's episode
+                return error
             return StoreError(f"the answer could not be recorded, so it is withheld: {error}; repeat the request")
         self._metrics.interactions.labels("recorded").inc()
         return None

@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import errno
 import logging
+import math
 import socket
 from collections.abc import AsyncGenerator, Generator
 
@@ -13,6 +14,7 @@ import uvicorn
 from starlette.types import ASGIApp
 
 from tidegate.core.errors import ConfigError
+from tidegate.gateway.guard import CLOSE_GRACE_S
 
 _log = logging.getLogger(__name__)
 
@@ -27,6 +29,12 @@ class _Server(uvicorn.Server):
     def __init__(self, config: uvicorn.Config) -> None:
         super().__init__(config)
         self.up = asyncio.Event()
+        self._stopping = asyncio.Event()
+
+    def stop(self) -> None:
+        """Stop accepting; :meth:`serve` returns when what is in flight has ended."""
+        self.should_exit = True
+        self._stopping.set()
 
     @contextlib.contextmanager
     def capture_signals(self) -> Generator[None]:
@@ -35,6 +43,16 @@ class _Server(uvicorn.Server):
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         await super().startup(sockets=sockets)
         self.up.set()
+
+    async def main_loop(self) -> None:
+        """Wake once a second, for the date header, and at once for a stop (uvicorn's own loop polls)."""
+        ticks_a_second = 10
+        counter = 0
+        while not await self.on_tick(counter):
+            counter += ticks_a_second
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(1.0):
+                    await self._stopping.wait()
 
 
 @contextlib.asynccontextmanager
@@ -63,7 +81,7 @@ async def running_server(
         log_config=None,
         access_log=False,
         server_header=False,
-        timeout_graceful_shutdown=max(round(drain_s), 1),
+        timeout_graceful_shutdown=math.ceil(drain_s),
     )
     server = _Server(config)
     serving = asyncio.create_task(server.serve(sockets=[listener]))
@@ -77,9 +95,20 @@ async def running_server(
         yield bound_port
     finally:
         up.cancel()
-        server.should_exit = True
+        server.stop()
         await asyncio.wait({serving})
+        await _settle(server)
         listener.close()
+
+
+async def _settle(server: _Server) -> None:
+    """Requests that were cut short still record how far they came, and their connections still flush."""
+    if server.server_state.tasks:
+        await asyncio.wait(server.server_state.tasks, timeout=CLOSE_GRACE_S)
+    with contextlib.suppress(TimeoutError):
+        async with asyncio.timeout(CLOSE_GRACE_S):
+            while server.server_state.connections:  # noqa: ASYNC110 - uvicorn offers nothing to wait on
+                await asyncio.sleep(0.01)
 
 
 def bind(host: str, port: int, *, option: str) -> socket.socket:
