@@ -79,6 +79,18 @@ class Recorder:
         """
         return await self._submit(feedback)
 
+    async def find(self, interaction_id: str) -> Interaction | None:
+        """A committed record by id, whichever store holds it, or None.
+
+        Raises:
+            StoreError: a store cannot be read.
+        """
+        for store in (self._stores.open, self._stores.sealed):
+            found = await asyncio.to_thread(store.get_interaction, interaction_id)
+            if found is not None:
+                return found
+        return None
+
     def counts(self) -> dict[str, int]:
         """How many of what since the start.
 

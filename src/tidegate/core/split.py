@@ -31,15 +31,13 @@ def split_of(key: bytes, unit: str, shares: tuple[float, float, float]) -> Split
     if any(not 0.0 <= share <= 1.0 for share in shares) or not math.isclose(sum(shares), 1.0, abs_tol=1e-9):
         raise ConfigError(f"split shares {shares!r} are not usable; three numbers in [0, 1] that sum to 1 are accepted")
     position = int.from_bytes(_digest(key, "split", unit)[:8], "big") / 2.0**64
+    served = [(split, share) for split, share in zip(Split, shares, strict=True) if share > 0.0]
     edge = 0.0
-    chosen = Split.TRAIN
-    for split, share in zip(Split, shares, strict=True):
-        if share > 0.0:
-            chosen = split  # the last non-empty split takes what rounding leaves below 1
-            edge += share
-            if position < edge:
-                break
-    return chosen
+    for split, share in served[:-1]:
+        edge += share
+        if position < edge:
+            return split
+    return served[-1][0]  # the last one takes what rounding leaves below 1
 
 
 def user_key(key: bytes, user_id: str) -> str:

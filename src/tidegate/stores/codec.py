@@ -73,7 +73,7 @@ def interaction_row(interaction: Interaction) -> dict[str, Any]:
         "tools": _client_json(interaction.tools, f"tools of {named}"),
         "sampling": to_json(asdict(interaction.sampling), f"sampling of {named}"),
         "prompt_tokens": pack_token_ids(interaction.prompt_token_ids),
-        "choices": to_json([_choice_json(choice) for choice in interaction.choices], f"choices of {named}"),
+        "choices": _client_json([_choice_json(choice) for choice in interaction.choices], f"choices of {named}"),
         "choice_tokens": pack_token_ids([t for choice in interaction.choices for t in choice.token_ids]),
         "choice_logprobs": pack_logprobs([p for choice in interaction.choices for p in choice.logprobs]),
         "release_id": interaction.release_id,

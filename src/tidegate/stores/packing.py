@@ -77,10 +77,13 @@ def _unpack(data: bytes) -> bytes:
     plain = data[_HEADER.size :]
     expected = count * _ITEM_BYTES
     if encoding == _DEFLATE:
+        inflater = zlib.decompressobj()
         try:
-            plain = zlib.decompressobj().decompress(plain, expected + 1)  # one more shows what is too long
+            plain = inflater.decompress(plain, expected + 1)  # one more shows what is too long
         except zlib.error as error:
             raise StoreError(f"a packed array of {count} elements is damaged: {error}") from error
+        if not inflater.eof or inflater.unused_data:  # the checksum was not reached, or something follows it
+            raise StoreError(f"a packed array of {count} elements is damaged: its compressed form has another length")
     elif encoding != _PLAIN:
         raise StoreError(f"a packed array has the encoding {encoding!r}; 0 and 1 are known: it is damaged")
     if len(plain) != expected:

@@ -101,7 +101,7 @@ def upgrade() -> None:
         sa.Column("tags", sa.Text(), nullable=False),
         sa.Column("created_at", sa.Float(), nullable=False),
         sa.Column("state", sa.Text(), nullable=False),
-        sa.CheckConstraint("(interaction_id IS NULL) <> (episode_id IS NULL)", name="ck_feedback_names_one"),
+        sa.CheckConstraint("(interaction_id IS NULL) <> (episode_id IS NULL)", name=op.f("ck_feedback_names_one")),
         sa.PrimaryKeyConstraint("id", name="pk_feedback"),
     )
     for name in ("interaction", "episode"):
