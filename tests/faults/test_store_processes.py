@@ -1,0 +1,99 @@
+"""Several processes on one file at once, as server, cycle and command line are."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+from tidegate.core.audit import verify_chain
+from tidegate.core.types import CandidateState, Split
+from tidegate.stores.sqlite import SqlAuditLog, SqlCycleStore, SqlDatabase, SqlReleaseStore, SqlTrajectoryStore
+
+PROCESSES = 3
+RECORDS = 15
+
+WORKER = """
+import json, sys
+from pathlib import Path
+from store_samples import candidate, interaction, release
+from tidegate.core.errors import ConflictError
+from tidegate.core.types import CandidateState
+from tidegate.stores.sqlite import *
+
+path, me, records = Path(sys.argv[1]), sys.argv[2], int(sys.argv[3])
+print("ready", flush=True)
+sys.stdin.readline()
+
+def wins(action):
+    try:
+        action()
+    except ConflictError:
+        return False
+    return True
+
+with SqlDatabase.open(path, busy_timeout_s=60) as database:
+    trajectories, audit = SqlTrajectoryStore(database), SqlAuditLog(database)
+    releases, cycles = SqlReleaseStore(database), SqlCycleStore(database)
+    new = 0
+    for n in range(records):
+        audit.append("note", {"by": me, "n": n}, time=float(n))
+        new += trajectories.append_interactions([interaction(f"shared-{n}", episode=f"e{n}"), interaction(f"{me}-{n}")])
+    won = {
+        "cycle": wins(lambda: cycles.open_cycle(f"c-{me}", config={}, time=1.0)),
+        "release": wins(lambda: releases.add_release(release(1, id=f"r-{me}"))),
+    }
+    releases.add_candidate(candidate())
+    releases.set_candidate_state("cand-aaaaaaaa", CandidateState.SCREENED, reasons=[me], time=1.0)
+    print(json.dumps({"new": new, **won}))
+"""
+
+
+def start(path: Path, me: str) -> subprocess.Popen[str]:
+    paths = os.pathsep.join([str(Path(__file__).parents[1]), os.environ.get("PYTHONPATH", "")])
+    return subprocess.Popen(
+        [sys.executable, "-c", WORKER, str(path), me, str(RECORDS)],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+        env={**os.environ, "PYTHONPATH": paths},
+    )
+
+
+def test_processes_share_one_file_from_its_creation_on(tmp_path: Path):
+    path = tmp_path / "tidegate.db"
+    workers = [start(path, f"p{n}") for n in range(PROCESSES)]
+    for worker in workers:
+        assert worker.stdout is not None
+        assert worker.stdout.readline() == "ready\n"
+    results = []
+    for worker in workers:
+        assert worker.stdin is not None
+        worker.stdin.write("go\n")
+        worker.stdin.flush()
+    for worker in workers:
+        output, _ = worker.communicate(timeout=120)
+        assert worker.returncode == 0
+        results.append(json.loads(output))
+
+    with SqlDatabase.open(path, create=False) as database:
+        database.check()
+        records = list(SqlAuditLog(database).read())
+        assert verify_chain(records) == len(records), "the chain never forks"
+        kinds = [record.kind for record in records]
+        assert {kind: kinds.count(kind) for kind in kinds} == {
+            "note": PROCESSES * RECORDS,
+            "release_added": 1,
+            "candidate_proposed": 1,
+            "candidate_moved": 1,
+        }
+        assert [result["cycle"] for result in results].count(True) == 1
+        assert [result["release"] for result in results].count(True) == 1
+        assert len(SqlCycleStore(database).list_cycles()) == 1
+        assert SqlReleaseStore(database).list_candidates()[0].state is CandidateState.SCREENED
+        # Each shared record is new to exactly one process, each own record to its owner.
+        assert sum(result["new"] for result in results) == RECORDS + PROCESSES * RECORDS
+        stored = SqlTrajectoryStore(database).list_episodes(splits=[Split.TRAIN])
+        assert sum(len(episode.interactions) for episode in stored) == RECORDS + PROCESSES * RECORDS

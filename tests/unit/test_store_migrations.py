@@ -1,0 +1,92 @@
+"""Revisions and the tables that the code uses agree."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+import sqlalchemy as sa
+from alembic.autogenerate import compare_metadata
+from alembic.migration import MigrationContext
+
+from tidegate.core.errors import StoreError
+from tidegate.stores.schema import REVISION, metadata
+from tidegate.stores.sqlite import SqlDatabase
+from tidegate.stores.upgrade import known_revisions, upgrade
+
+NOUNS = {
+    "interactions",
+    "episodes",
+    "verdicts",
+    "feedback",
+    "rewards",
+    "batch_manifests",
+    "candidates",
+    "decisions",
+    "releases",
+    "aliases",
+    "audit_records",
+    "cycles",
+    "cycle_steps",
+    "epochs",
+    "epoch_tasks",
+    "answers",
+}
+
+
+def test_the_migrated_schema_is_the_declared_schema(tmp_path: Path):
+    with SqlDatabase.open(tmp_path / "x.db") as database, database.read("read") as connection:
+        context = MigrationContext.configure(connection, opts={"compare_type": True})
+        differences = [d for d in compare_metadata(context, metadata) if "alembic_version" not in str(d)]
+        migrated = _statements(connection)
+    assert differences == []
+    declared_engine = sa.create_engine("sqlite://")
+    with declared_engine.begin() as connection:
+        metadata.create_all(connection)
+        declared = _statements(connection)
+    declared_engine.dispose()
+    assert migrated == declared, "names of constraints and partial indexes too"
+
+
+def test_every_noun_is_a_table():
+    assert set(metadata.tables) == NOUNS | {"store_meta"}
+
+
+def test_the_declared_revision_is_the_newest_one():
+    assert known_revisions()[0] == REVISION
+
+
+def test_upgrading_a_current_database_changes_nothing(tmp_path: Path):
+    with SqlDatabase.open(tmp_path / "x.db") as database:
+        with database.read("read") as connection:
+            before = _statements(connection)
+        with database.write("written to") as connection:
+            upgrade(connection)
+        with database.read("read") as connection:
+            assert _statements(connection) == before
+
+
+def test_a_migration_that_fails_leaves_the_file_as_it_was(tmp_path: Path):
+    with SqlDatabase.open(tmp_path / "x.db") as database:
+        with database.read("read") as connection:
+            before = _statements(connection)
+        with database.write("written to") as connection:
+            connection.exec_driver_sql("DELETE FROM alembic_version")
+
+        def migrate() -> None:
+            with database.write("migrated") as connection:
+                connection.exec_driver_sql("CREATE TABLE half_way (id)")
+                upgrade(connection)
+
+        # Without its revision the first migration runs into the tables that are there.
+        with pytest.raises(StoreError, match="already exists"):
+            migrate()
+        with database.read("read") as connection:
+            assert _statements(connection) == before
+
+
+def _statements(connection: sa.Connection) -> dict[str, list[str]]:
+    """The words of each CREATE statement; the order of constraints within one is of no matter."""
+    rows = connection.exec_driver_sql("SELECT name, sql FROM sqlite_master WHERE sql IS NOT NULL AND type <> 'trigger'")
+    return {name: sorted(re.findall(r"\w+|[<>=]+", sql)) for name, sql in rows if name != "alembic_version"}
