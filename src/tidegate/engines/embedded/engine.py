@@ -177,7 +177,8 @@ class EmbeddedEngine:
             EngineError: the engine failed or was closed.
         """
         state = self._running()
-        async with state.residents.using(request.adapter) as lane:
+        with state.residents.holding(request.adapter) as held:
+            lane = await state.residents.lane(held)
             prompt = await asyncio.to_thread(encode_prompt, state.base.tokenizer, request.messages, request.tools)
             limit = self._token_limit(state, prompt, request)
             mailbox = Mailbox(state.worker, asyncio.get_running_loop())
@@ -208,7 +209,8 @@ class EmbeddedEngine:
             raise RequestError("a probe needs at least one prompt")
         sha256 = state.residents.ref(name).sha256
         difference = 0.0
-        async with state.residents.using(name) as one, state.residents.using(against) as other:
+        with state.residents.holding(name) as one, state.residents.holding(against) as other:
+            lanes = [await state.residents.lane(held) for held in (one, other)]
             for messages in prompts:
                 token_ids = encode_prompt(state.base.tokenizer, messages, ())
                 self._refuse_too_long(state, len(token_ids))
@@ -218,7 +220,7 @@ class EmbeddedEngine:
                             lambda runner=lane.runner, ids=token_ids: runner.plain_logits(ids, last_only=True)
                         )
                     )
-                    for lane in (one, other)
+                    for lane in lanes
                 ]
                 difference = max(difference, float((logits[0] - logits[1]).abs().max()))
         return ProbeResult(name=name, sha256=sha256, max_logit_difference=difference)
@@ -226,7 +228,8 @@ class EmbeddedEngine:
     async def sequence_logprobs(self, adapter: str | None, token_ids: Sequence[int]) -> tuple[float, ...]:
         """Log-probability of each token but the first given those before it (T - 1), by one pass without a cache."""
         state = self._running()
-        async with state.residents.using(adapter) as lane:
+        with state.residents.holding(adapter) as held:
+            lane = await state.residents.lane(held)
             logits = await asyncio.wrap_future(state.worker.run(lambda: lane.runner.plain_logits(token_ids)))
         logprobs = torch.log_softmax(logits[:-1], dim=-1)
         return tuple(logprobs.gather(1, torch.tensor(list(token_ids)[1:])[:, None])[:, 0].tolist())

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import itertools
-from collections.abc import AsyncGenerator, Callable
+from collections.abc import Callable, Generator
 from dataclasses import dataclass, field
 
 from tidegate.core.errors import AdapterError, EngineBusyError
@@ -119,28 +119,36 @@ class Residents:
                 self._worker.remove_lane(entry.lane)
                 entry.lane = None
 
-    @contextlib.asynccontextmanager
-    async def using(self, name: str | None) -> AsyncGenerator[Lane]:
-        """Hold an adapter's lane: it is neither evicted nor unloaded meanwhile.
+    @contextlib.contextmanager
+    def holding(self, name: str | None) -> Generator[Resident]:
+        """Count a use of an adapter: it is neither evicted nor unloaded meanwhile.
+
+        Leaving awaits nothing, so that a generator that is thrown away in any state still lets go.
 
         Raises:
             AdapterError: the adapter is not loaded.
-            EngineBusyError: it has no merged copy and every other one is in use.
         """
         entry = self._named(name)
         entry.users += 1
         entry.last_used = next(self._ticks)
         try:
-            if entry.lane is None:
-                async with self._merging:
-                    if entry.lane is None:
-                        await self._make_resident(entry)
-            lane = entry.lane
-            assert lane is not None  # noqa: S101 - _make_resident sets it, and users > 0 keeps it
-            yield lane
+            yield entry
         finally:
             entry.users -= 1
             entry.changed.set()
+
+    async def lane(self, held: Resident) -> Lane:
+        """The lane of an adapter that is held; merged again first when it had to make room.
+
+        Raises:
+            EngineBusyError: it has no merged copy and every other one is in use.
+        """
+        if held.lane is None:
+            async with self._merging:
+                if held.lane is None:
+                    await self._make_resident(held)
+        assert held.lane is not None  # noqa: S101 - _make_resident sets it, and the hold keeps it
+        return held.lane
 
     def _named(self, name: str | None) -> Resident:
         entry = self._table.get(name)

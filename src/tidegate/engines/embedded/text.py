@@ -70,7 +70,7 @@ class Detokenizer:
 
 
 class StopFilter:
-    """Cuts text before the first stop string and holds back what may become one."""
+    """Cuts text before the stop string that is complete first, and holds back what may become one."""
 
     def __init__(self, stops: Sequence[str]) -> None:
         self._stops = [stop for stop in stops if stop]
@@ -82,10 +82,11 @@ class StopFilter:
         if self.stopped:
             return ""
         self._held += text
-        found = [at for stop in self._stops if (at := self._held.find(stop)) >= 0]
+        # The stop string that is complete first wins, as it would if the text came character by character.
+        found = [(at + len(stop), at) for stop in self._stops if (at := self._held.find(stop)) >= 0]
         if found:
             self.stopped = True
-            out, self._held = self._held[: min(found)], ""
+            out, self._held = self._held[: min(found)[1]], ""
             return out
         keep = max((_overlap(self._held, stop) for stop in self._stops), default=0)
         out, self._held = self._held[: len(self._held) - keep], self._held[len(self._held) - keep :]
