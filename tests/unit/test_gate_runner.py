@@ -1,0 +1,377 @@
+"""The gate over real stores: epochs open, are reused and close; looks are spent once; arms are what they claim."""
+
+from __future__ import annotations
+
+import asyncio
+import math
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from gate_engine import (
+    BASE,
+    GateWorld,
+    adapter,
+    make_candidate,
+    make_policy,
+    make_task,
+    make_tasks,
+    sealed_traffic,
+)
+from tidegate.core.errors import AdapterError, AuditError, GateError
+from tidegate.core.gate import (
+    Abstain,
+    Promote,
+    Refuse,
+    Reply,
+    ScreenAbstained,
+    ScreenFailed,
+    ScreenPassed,
+    describe,
+    gate_state,
+    verify_audit,
+)
+from tidegate.core.types import AdapterRef, Answer, Sampling
+from tidegate.gate import Arm, KeyPair, verify_certificate
+
+
+@pytest.fixture
+def world(tmp_path: Path) -> GateWorld:
+    return GateWorld(key=KeyPair.load_or_create(tmp_path / "gate.pem"))
+
+
+def decisions(world: GateWorld) -> list[Any]:
+    return [record for record in world.audit.read() if record.kind == "decision"]
+
+
+async def test_a_better_challenger_gets_a_certificate_for_its_recorded_decision(world: GateWorld) -> None:
+    result = await world.certify("good", 0.8, sealed_traffic(100))
+    assert result.reply is Reply.PROMOTE
+    assert isinstance(result.decision, Promote)
+    certificate = verify_certificate(
+        result.certificate, world.key.public_key, adapter_sha256=adapter("good").sha256, base_sha256=BASE
+    )
+    assert certificate.kind == "gate"
+    assert certificate.decision_hash == result.record.hash == decisions(world)[-1].hash
+    assert certificate.policy_hash == world.policy.hash
+    assert certificate.issued_at == result.record.time
+    assert verify_audit(world.audit.read()).promotions == 1
+
+
+@pytest.mark.parametrize(("name", "skill"), [("degraded", 0.1), ("equal", 0.4)])
+async def test_an_equal_or_worse_challenger_is_refused_without_a_certificate(
+    world: GateWorld, name: str, skill: float
+) -> None:
+    result = await world.certify(name, skill, sealed_traffic(100))
+    assert result.reply is Reply.REJECT
+    assert isinstance(result.decision, Refuse)
+    assert result.certificate is None
+
+
+async def test_the_champion_itself_is_never_promoted(world: GateWorld) -> None:
+    result = await world.certify("champion", 0.4, sealed_traffic(100))
+    assert (result.decision.measured.wins, result.decision.measured.losses) == (0, 0)
+    assert result.reply is Reply.REJECT
+
+
+async def test_a_refusal_says_one_constant_word(world: GateWorld) -> None:
+    worse, equal = [await world.certify(name, skill, sealed_traffic(100)) for name, skill in (("a", 0.1), ("b", 0.4))]
+    assert worse.reply == equal.reply == "reject"
+    assert describe(worse.decision) != describe(equal.decision)
+
+
+async def test_too_few_sealed_tasks_abstain_and_cost_nothing(world: GateWorld) -> None:
+    result = await world.certify("good", 0.8, sealed_traffic(39))
+    assert result.decision == Abstain(missing=("39 of 40 pairs",))
+    assert result.reply is Reply.ABSTAIN
+    assert world.engine.requests == []
+    assert world.sealed.used_task_ids() == frozenset()
+    state = gate_state(world.audit.read())
+    assert (state.window, state.epochs) == (None, ())
+    again = await world.certify("good", 0.8, sealed_traffic(39))
+    assert again.record == result.record
+    assert (await world.certify("good", 0.8, sealed_traffic(40))).reply is Reply.PROMOTE
+
+
+async def test_challengers_share_an_epoch_until_its_looks_are_used_up(world: GateWorld) -> None:
+    for number in range(3):
+        result = await world.certify(f"c{number}", 0.4, sealed_traffic(200))
+        assert (result.record.body["epoch"], result.record.body["epoch_look"]) == ("epoch-1", number + 1)
+    result = await world.certify("c3", 0.4, sealed_traffic(200))
+    assert (result.record.body["epoch"], result.record.body["epoch_look"]) == ("epoch-2", 1)
+    assert result.record.body["look"] == 4
+    first, second = ({t.id for t in world.sealed.epoch_tasks(f"epoch-{k}")} for k in (1, 2))
+    assert len(first) == len(second) == 60
+    assert not first & second
+    assert verify_audit(world.audit.read()).decisions == 4
+
+
+async def test_a_promotion_closes_the_epoch_and_a_new_one_needs_fresh_tasks(world: GateWorld) -> None:
+    await world.certify("good", 0.8, sealed_traffic(60))
+    result = await world.certify("better", 0.95, sealed_traffic(60))
+    assert result.decision == Abstain(missing=("0 of 40 pairs",))
+    result = await world.certify("better", 0.95, [*sealed_traffic(60), *sealed_traffic(45, "u")])
+    assert result.record.body["epoch"] == "epoch-2"
+    assert result.record.body["measured"]["pairs"] == 45
+    assert result.record.body["level"] == pytest.approx(0.04)
+
+
+async def test_a_user_gives_one_task_to_an_epoch(world: GateWorld) -> None:
+    crowd = [(f"user-{number % 39}", task) for number, task in enumerate(make_tasks(200))]
+    assert (await world.certify("good", 0.8, crowd)).decision == Abstain(missing=("39 of 40 pairs",))
+
+
+async def test_champion_and_anchor_answers_are_reused_within_an_epoch(world: GateWorld) -> None:
+    await world.certify("a", 0.4, sealed_traffic(60))
+    assert len(world.engine.requests) == 180
+    world.engine.requests.clear()
+    await world.certify("b", 0.4, sealed_traffic(60))
+    assert {request.adapter for request in world.engine.requests} == {"b"}
+    assert len(world.engine.requests) == 60
+    assert world.progress[-1] == ("challenger", 60, 60)
+
+
+async def test_decoding_is_fixed_when_an_epoch_opens(world: GateWorld) -> None:
+    await world.certify("a", 0.4, sealed_traffic(60))
+    candidate, arm = world.challenger("b", 0.4)
+    world.engine.requests.clear()
+    await world.gate().certify_candidate(
+        candidate,
+        challenger=arm,
+        champion=world.champion,
+        anchor=world.anchor,
+        tasks=sealed_traffic(60),
+        decoding=Sampling(temperature=0.1),
+    )
+    settings = {(r.sampling.temperature, r.sampling.n, r.sampling.stop) for r in world.engine.requests}
+    assert settings == {(0.9, 1, ("END",))}
+    assert len({r.sampling.seed for r in world.engine.requests}) == 60
+
+
+async def test_a_look_stands_however_often_it_is_asked_for(world: GateWorld) -> None:
+    promoted = await world.certify("good", 0.8, sealed_traffic(200))
+    refused = await world.certify("bad", 0.1, sealed_traffic(200))
+    world.engine.requests.clear()
+    length = len(list(world.audit.read()))
+    assert await world.certify("good", 0.8, sealed_traffic(200)) == promoted
+    assert await world.certify("bad", 0.1, sealed_traffic(200)) == refused
+    assert world.engine.requests == []
+    assert len(list(world.audit.read())) == length
+
+
+async def test_another_policy_or_champion_is_another_look(world: GateWorld) -> None:
+    first = await world.certify("good", 0.45, sealed_traffic(200))
+    world.policy = make_policy(name="other")
+    second = await world.certify("good", 0.45, sealed_traffic(200))
+    assert second.record.seq > first.record.seq
+    world.champion = Arm.of(None, base_sha256=BASE)
+    third = await world.certify("good", 0.45, sealed_traffic(200))
+    assert third.record.body["champion_sha256"] == BASE
+    assert verify_audit(world.audit.read()).decisions == 3
+
+
+async def test_engine_errors_abstain_and_are_asked_again_next_time(world: GateWorld) -> None:
+    for number in range(4):
+        world.engine.faults["good", f"s{number:04}"] = "error"
+    result = await world.certify("good", 0.8, sealed_traffic(60))
+    assert isinstance(result.decision, Abstain)
+    assert "4 of 60 answers of the challenger" in describe(result.decision)
+    assert result.record.body["errors"]["challenger"] == {"engine": 4, "verifier": 0}
+    assert gate_state(world.audit.read()).window is None
+    assert (await world.certify("good", 0.8, sealed_traffic(60))).record == result.record
+    world.engine.faults.clear()
+    world.engine.requests.clear()
+    result = await world.certify("good", 0.8, sealed_traffic(60))
+    assert result.reply is Reply.PROMOTE
+    assert len(world.engine.requests) == 4
+    assert verify_audit(world.audit.read()).decisions == 2
+
+
+async def test_verifier_errors_are_counted(world: GateWorld) -> None:
+    traffic = sealed_traffic(59)
+    traffic.append(("odd", make_task("odd", reference="raise")))
+    result = await world.certify("good", 0.8, traffic)
+    assert result.record.body["errors"] == {
+        arm: {"engine": 0, "verifier": 1} for arm in ("challenger", "champion", "anchor")
+    }
+    assert result.reply is Reply.PROMOTE
+
+
+async def test_two_certifications_at_once_take_two_looks(world: GateWorld) -> None:
+    gate = world.gate()
+
+    async def certify(name: str) -> Any:
+        candidate, arm = world.challenger(name, 0.4)
+        return await gate.certify_candidate(
+            candidate,
+            challenger=arm,
+            champion=world.champion,
+            anchor=world.anchor,
+            tasks=sealed_traffic(60),
+            decoding=Sampling(),
+        )
+
+    results = await asyncio.gather(certify("a"), certify("b"))
+    assert sorted(result.record.body["epoch_look"] for result in results) == [1, 2]
+    assert verify_audit(world.audit.read()).decisions == 2
+
+
+async def test_an_epoch_too_small_for_a_stricter_policy_is_left_behind(world: GateWorld) -> None:
+    await world.certify("a", 0.4, sealed_traffic(45))
+    world.policy = make_policy(sealed__min_pairs=50)
+    result = await world.certify("b", 0.4, sealed_traffic(90))
+    assert result.decision == Abstain(missing=("45 of 50 pairs",))
+    result = await world.certify("b", 0.4, sealed_traffic(95))
+    assert result.record.body["epoch"] == "epoch-2"
+    assert result.record.body["measured"]["pairs"] == 50
+
+
+async def test_a_half_opened_epoch_that_grew_too_small_is_left_behind(world: GateWorld) -> None:
+    tasks = [task for _, task in sealed_traffic(45)]
+    world.sealed.open_epoch("epoch-1", tasks, "c", 1.0)
+    world.policy = make_policy(sealed__min_pairs=50)
+    result = await world.certify("b", 0.4, sealed_traffic(95))
+    assert result.decision == Abstain(missing=("45 of 50 pairs",))
+    assert (await world.certify("b", 0.4, sealed_traffic(95))).record.body["epoch"] == "epoch-2"
+    assert verify_audit(world.audit.read()).decisions == 2
+
+
+async def test_tasks_exchanged_in_the_sealed_store_stop_the_gate(world: GateWorld) -> None:
+    await world.certify("a", 0.4, sealed_traffic(60))
+    easy = [make_task(f"e{number}") for number in range(60)]
+    world.sealed = type(world.sealed)()
+    world.sealed.open_epoch("epoch-1", easy, "c", 1.0)
+    with pytest.raises(AuditError, match="the 60 tasks answered are not those of an open epoch"):
+        await world.certify("b", 0.8, sealed_traffic(60))
+    assert len(decisions(world)) == 1
+
+
+@pytest.mark.parametrize(
+    ("arm", "words"),
+    [
+        (Arm.of(adapter("other"), base_sha256=BASE), "the challenger offered for it is"),
+        (Arm(adapter=None, sha256=adapter("good").sha256), "the challenger offered for it is"),
+    ],
+)
+async def test_only_the_candidates_own_adapter_is_judged(world: GateWorld, arm: Arm, words: str) -> None:
+    candidate, _ = world.challenger("good", 0.8)
+    with pytest.raises(GateError, match=words):
+        await world.gate().screen_candidate(
+            candidate, challenger=arm, champion=world.champion, dev=make_tasks(20), decoding=Sampling()
+        )
+
+
+async def test_a_candidate_of_another_base_is_not_judged(world: GateWorld) -> None:
+    candidate = replace(make_candidate(adapter("good")), base_sha256="f" * 64)
+    with pytest.raises(GateError, match="was trained over base 'ffff"):
+        await world.gate().certify_candidate(
+            candidate,
+            challenger=Arm.of(adapter("good"), base_sha256=BASE),
+            champion=world.champion,
+            anchor=world.anchor,
+            tasks=sealed_traffic(60),
+            decoding=Sampling(),
+        )
+
+
+async def test_a_name_that_the_engine_holds_with_other_content_stops_the_gate(world: GateWorld) -> None:
+    world.engine.loaded["champion"] = AdapterRef(name="champion", path=Path("/x"), sha256="e" * 64)
+    with pytest.raises(GateError, match="the engine holds 'eeee"):
+        await world.certify("good", 0.8, sealed_traffic(60))
+    assert "good" not in world.engine.loaded
+    assert decisions(world) == []
+
+
+async def test_an_adapter_that_cannot_be_loaded_stops_the_gate(world: GateWorld) -> None:
+    del world.engine.skill["champion"]
+    with pytest.raises(AdapterError, match="'champion' is damaged"):
+        await world.certify("good", 0.8, sealed_traffic(60))
+    assert world.engine.loaded == {}
+
+
+async def test_what_was_loaded_before_stays_loaded(world: GateWorld) -> None:
+    await world.engine.load(adapter("champion"))
+    await world.certify("good", 0.8, sealed_traffic(60))
+    assert set(world.engine.loaded) == {"champion"}
+    assert world.engine.log == ["load champion", "load good", "unload good"]
+
+
+async def test_a_task_that_cannot_be_graded_stops_the_gate_before_an_epoch_opens(world: GateWorld) -> None:
+    traffic = [(user, replace(task, verifier="gone")) for user, task in sealed_traffic(60)]
+    with pytest.raises(GateError, match="needs the verifier 'gone'"):
+        await world.certify("good", 0.8, traffic)
+    assert world.sealed.used_task_ids() == frozenset()
+
+
+async def test_a_screen_passes_and_is_recorded(world: GateWorld) -> None:
+    screened = await world.screen(
+        "good", 0.8, make_tasks(30, "d"), canary_prompts=[make_task("hello", reference="anything")]
+    )
+    assert isinstance(screened.result, ScreenPassed)
+    body = screened.record.body
+    assert body["canary_prompts"] == [["hello", True]]
+    assert body["not_measured"] == ["kl"]
+    assert [r.sampling.temperature for r in world.engine.requests if "hello" in r.request_id] == [0.0]
+    assert verify_audit(world.audit.read()).screens == 1
+
+
+async def test_a_screen_stands_until_something_that_it_saw_changes(world: GateWorld) -> None:
+    first = await world.screen("good", 0.8, make_tasks(30, "d"))
+    world.engine.requests.clear()
+    assert await world.screen("good", 0.8, make_tasks(30, "d")) == first
+    assert world.engine.requests == []
+    assert (await world.screen("good", 0.8, make_tasks(29, "d"))).record.seq == first.record.seq + 1
+    assert (await world.screen("other", 0.8, make_tasks(30, "d"))).record.seq == first.record.seq + 2
+
+
+async def test_a_screen_that_abstained_is_tried_again(world: GateWorld) -> None:
+    world.engine.faults = {("good", "d0000"): "error", ("good", "d0001"): "error"}
+    screened = await world.screen("good", 0.8, make_tasks(30, "d"))
+    assert isinstance(screened.result, ScreenAbstained)
+    world.engine.faults.clear()
+    assert isinstance((await world.screen("good", 0.8, make_tasks(30, "d"))).result, ScreenPassed)
+
+
+async def test_a_screen_without_tasks_abstains(world: GateWorld) -> None:
+    screened = await world.screen("good", 0.8, [])
+    assert isinstance(screened.result, ScreenAbstained)
+    assert screened.record.body["logit_difference"] is None
+
+
+async def test_the_champion_as_its_own_challenger_fails_the_screen_unasked(world: GateWorld) -> None:
+    screened = await world.screen("champion", 0.4, make_tasks(30, "d"))
+    assert isinstance(screened.result, ScreenFailed)
+    assert "nothing changed" in describe(screened.result)
+    assert world.engine.requests == []
+    assert verify_audit(world.audit.read()).screens == 1
+
+
+async def test_an_adapter_that_moves_no_logits_fails_the_screen(world: GateWorld) -> None:
+    world.engine.differences["idle"] = 0.0
+    screened = await world.screen("idle", 0.8, make_tasks(30, "d"))
+    assert isinstance(screened.result, ScreenFailed)
+    assert "training changed nothing" in describe(screened.result)
+
+
+async def test_a_probe_that_returns_nonsense_stops_the_screen(world: GateWorld) -> None:
+    world.engine.differences["broken"] = math.nan
+    with pytest.raises(GateError, match="a logit difference of nan"):
+        await world.screen("broken", 0.8, make_tasks(30, "d"))
+    assert list(world.audit.read()) == []
+
+
+async def test_a_screen_asks_no_sealed_store(world: GateWorld) -> None:
+    await world.screen("good", 0.8, make_tasks(30, "d"))
+    assert world.sealed.used_task_ids() == frozenset()
+    assert world.sealed.answers("epoch-1", adapter("good").sha256) == {}
+
+
+async def test_kept_answers_are_what_the_engine_said(world: GateWorld) -> None:
+    await world.certify("good", 0.8, sealed_traffic(60))
+    answers = world.sealed.answers("epoch-1", adapter("good").sha256)
+    assert len(answers) == 60
+    assert all(isinstance(answer, Answer) and answer.error is None for answer in answers.values())
+    outcomes = decisions(world)[0].body["outcomes"]
+    assert all(("p" in outcomes[task_id]["challenger"]) == answer.passed for task_id, answer in answers.items())
