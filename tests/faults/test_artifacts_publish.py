@@ -137,3 +137,10 @@ def test_a_failed_write_keeps_the_old_file(tmp_path: Path) -> None:
         write_atomically(file, "no bytes")  # type: ignore[arg-type]
     assert file.read_bytes() == b"old"
     assert list(tmp_path.iterdir()) == [file]
+
+
+def test_a_publication_that_cannot_be_renamed_is_an_error(tmp_path: Path) -> None:
+    with pytest.raises(OSError, match="adapter"), directory_published_at(tmp_path / "adapter") as scratch:
+        (tmp_path / "adapter").symlink_to(tmp_path / "nowhere")  # exists for rename, not for a reader
+        (scratch / "file").write_text("content")
+    assert [path.name for path in tmp_path.iterdir()] == ["adapter"]
