@@ -397,6 +397,10 @@ async def test_simulate_stops_when_told_and_plays_on_what_began(serve: Any) -> N
     assert 2 <= len(seen) <= 8
 
 
+def _running_since(before: set[asyncio.Task[Any]]) -> set[str]:
+    return {getattr(task.get_coro(), "__qualname__", "") for task in asyncio.all_tasks() - before if not task.done()}
+
+
 async def test_simulate_cancelled_leaves_nothing_running(serve: Any) -> None:
     never, full = asyncio.Event(), asyncio.Event()
 
@@ -414,17 +418,28 @@ async def test_simulate_cancelled_leaves_nothing_running(serve: Any) -> None:
     running.cancel()
     with pytest.raises(asyncio.CancelledError):
         await running
-    names = {task.get_coro().__qualname__ for task in asyncio.all_tasks() - before if not task.done()}  # type: ignore[union-attr]
-    assert not any("work" in name or "simulate" in name for name in names)
+    left = _running_since(before)
     never.set()
+    assert not any("work" in name or "simulate" in name for name in left)
 
 
 async def test_simulate_what_a_callback_raises_ends_the_simulation(serve: Any) -> None:
+    never = asyncio.Event()
+
+    async def answer_once(server: Server, *_: Any) -> dict[str, Any]:
+        if len(server.requests) > 1:
+            await never.wait()
+        return {"content": "1"}
+
     def fail(_: EpisodeResult) -> None:
         raise RuntimeError("full disk")
 
+    before = asyncio.all_tasks()
     with pytest.raises(RuntimeError, match="full disk"):
-        await play(await serve(says("1")), on_episode=fail)
+        await play(await serve(answer_once), on_episode=fail)
+    left = _running_since(before)
+    never.set()
+    assert not any("work" in name for name in left)
 
 
 # --- feedback -----------------------------------------------------------------------------------------------
@@ -505,4 +520,13 @@ async def test_simulate_refuses_urls_and_tasks_that_it_cannot_use(serve: Any) ->
 async def test_simulate_completes_a_base_url_without_its_version(serve: Any) -> None:
     server = await serve(expert)
     report, _ = await play(server, TASKS[:1], base_url=f"http://127.0.0.1:{server.port}/")
+    assert report.overall.passed == 1
+
+
+async def test_simulate_reaches_a_loopback_server_past_a_proxy(serve: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("HTTP_PROXY", "http_proxy", "ALL_PROXY", "all_proxy"):
+        monkeypatch.setenv(name, "http://127.0.0.1:1")
+    for name in ("NO_PROXY", "no_proxy"):
+        monkeypatch.delenv(name, raising=False)
+    report, _ = await play(await serve(expert), TASKS[:1])
     assert report.overall.passed == 1

@@ -288,6 +288,22 @@ def test_curation_given_demonstrations_come_first_and_once() -> None:
     assert batch.counts == {"kept": 2, "prompt_cap": 1, "repeated_id": 1}
 
 
+def test_curation_assistant_turns_of_the_opening_are_not_trained() -> None:
+    opening = ({"role": "assistant", "content": "Hello."}, *TASK.messages)
+    example = task_demonstration(replace(TASK, messages=opening), ({"role": "assistant", "content": "2"},))
+    assert example.trained_messages == (2,)
+
+
+def test_curation_the_order_of_given_demonstrations_is_irrelevant() -> None:
+    given = [task_demonstration(replace(TASK, id=f"t{n}"), ({"role": "assistant", "content": "2"},)) for n in range(6)]
+    given.append(replace(given[0], weight=0.5))
+    first, second = (
+        run([], [], demonstrations=order, settings={"max_per_prompt": 2}) for order in (given, given[::-1])
+    )
+    assert first == second
+    assert first.counts == {"kept": 2, "prompt_cap": 4, "repeated_id": 1}
+
+
 # --- batches on disk ----------------------------------------------------------------------------------------
 
 

@@ -47,7 +47,7 @@ class Batch:
 
 def make_batch(examples: Sequence[Example], dropped: Sequence[Dropped], *, seed: int, settings: JsonObject) -> Batch:
     """Put a batch together; the same content gives the same bytes whatever the order it comes in."""
-    ordered = tuple(sorted(examples, key=lambda example: (example.source, example.id, _line(example))))
+    ordered = tuple(sorted(examples, key=lambda example: (example.source, example.id, example_line(example))))
     items = [{"id": e.id, "weight": e.weight, "reason": KEPT, "kind": e.kind, "source": e.source} for e in ordered] + [
         {"id": d.id, "weight": 0.0, "reason": d.reason, "kind": d.kind, "source": d.source} for d in sorted(dropped)
     ]
@@ -96,10 +96,11 @@ def read_batch(path: Path) -> Batch:
 
 
 def _lines(examples: Sequence[Example]) -> bytes:
-    return "".join(f"{_line(example)}\n" for example in examples).encode()
+    return "".join(f"{example_line(example)}\n" for example in examples).encode()
 
 
-def _line(example: Example) -> str:
+def example_line(example: Example) -> str:
+    """An example as a line of the examples file."""
     return canonical_json(asdict(example))
 
 

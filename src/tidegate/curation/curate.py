@@ -29,7 +29,7 @@ from tidegate.core.selection.limits import distinct, per_user, within_budget
 from tidegate.core.selection.sequences import Fresh, token_sequences
 from tidegate.core.selection.sifting import FEEDBACK, Dropped, Sifted
 from tidegate.core.types import Episode, Example, Feedback, Messages, Outcome, Task, Verdict
-from tidegate.curation.batch import Batch, make_batch
+from tidegate.curation.batch import Batch, example_line, make_batch
 from tidegate.ports import Verifier
 
 DEMONSTRATION_METRIC = "demonstration"
@@ -114,7 +114,7 @@ def _fresh(
 def _unique(demonstrations: Sequence[Example], ledger: _Ledger) -> tuple[Fresh, ...]:
     """The operator's demonstrations without those that are given twice."""
     unique: dict[str, Example] = {}
-    for example in demonstrations:
+    for example in sorted(demonstrations, key=lambda example: (example.id, example_line(example))):
         if example.id in unique:
             ledger.dropped.append(
                 Dropped(id=example.id, reason="repeated_id", kind=example.kind, source=example.source)
