@@ -140,7 +140,12 @@ def test_a_failed_write_keeps_the_old_file(tmp_path: Path) -> None:
 
 
 def test_a_publication_that_cannot_be_renamed_is_an_error(tmp_path: Path) -> None:
-    with pytest.raises(OSError, match="adapter"), directory_published_at(tmp_path / "adapter") as scratch:
-        (tmp_path / "adapter").symlink_to(tmp_path / "nowhere")  # exists for rename, not for a reader
-        (scratch / "file").write_text("content")
-    assert [path.name for path in tmp_path.iterdir()] == ["adapter"]
+    target = tmp_path / "adapter"
+
+    def publish() -> None:
+        with directory_published_at(target):
+            target.symlink_to(tmp_path / "nowhere")  # there for a rename, not for a reader
+
+    with pytest.raises(OSError, match="adapter"):
+        publish()
+    assert list(tmp_path.iterdir()) == [target]
