@@ -15,9 +15,7 @@ from repository import ROOT, tracked_files
 MAX_LINES = 400
 
 # Written in pieces, so that this file does not break its own rule.
-_MACHINE_PATH = re.compile(
-    "(?<![\\w.])/(?:" + "|".join(("wo" + "rk", "ro" + "ot", "tm" + "p", "ho" + "me")) + ")/[a-z]"
-)
+_MACHINE_PATH = re.compile("(?<![\\w.])/(?:" + "|".join(("wo" + "rk", "ro" + "ot", "tm" + "p")) + ")/[a-z]")
 _HOSTS = (
     "py" + "pi.org",
     "python" + "hosted.org",
