@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import itertools
-from collections.abc import AsyncIterator, Iterable, Mapping
+from collections.abc import AsyncIterator, Mapping
 from typing import TypeAlias
 
 from starlette.datastructures import Headers
@@ -93,7 +93,13 @@ class ChatEndpoint:
         shape = call.answer_shape(recorded.id, recorded.release_id, recorded.created_at)
         delivery = self._delivery(call, asgi, shape, {"x-tidegate-replayed": "true"})
         fold = GenerationFold()
-        await guard.run(self._pump(_aiter(recorded_events(recorded)), call, fold, delivery))
+
+        async def say_again() -> None:
+            for event in recorded_events(recorded):
+                fold.add(event)
+                await delivery.take(event)
+
+        await guard.run(say_again())
         await delivery.finish(fold)
         self._metrics.generations.labels("replayed").inc()
 
@@ -102,7 +108,7 @@ class ChatEndpoint:
         shape = call.answer_shape(interaction_id, routed.release_id, call.created_at)
         delivery = self._delivery(call, asgi, shape, {})
         fold = GenerationFold()
-        failure: Exception | None = None
+        failure: TidegateError | ClientGoneError | None = None
         try:
             with self._deps.router.lease(routed.release_id):
                 await guard.run(self._sample(call, interaction_id, routed, fold, delivery))
@@ -123,7 +129,7 @@ class ChatEndpoint:
         self._count_tokens(fold)
         await delivery.finish(fold)
 
-    def _unpin(self, call: ChatCall, fold: GenerationFold, failure: Exception | None) -> None:
+    def _unpin(self, call: ChatCall, fold: GenerationFold, failure: TidegateError | ClientGoneError | None) -> None:
         """An episode is over when it has its answer, and at once when its caller gave it no name to go on by."""
         identity = call.identity
         answered = failure is None and not any(choice.tool_calls for choice in fold.choices())
@@ -202,7 +208,7 @@ class ChatEndpoint:
         self._metrics.tokens.labels("completion").inc(counts["completion_tokens"])
 
 
-def _outcome(failure: Exception | None) -> str:
+def _outcome(failure: TidegateError | ClientGoneError | None) -> str:
     match failure:
         case None:
             return "finished"
@@ -210,10 +216,3 @@ def _outcome(failure: Exception | None) -> str:
             return "cancelled"
         case TidegateError():
             return failure.code
-        case _:
-            return "internal_error"
-
-
-async def _aiter(events: Iterable[GenerationEvent]) -> AsyncIterator[GenerationEvent]:
-    for event in events:
-        yield event
