@@ -107,6 +107,11 @@ def test_bad_values_are_refused_by_name(old: str, new: str, words: str) -> None:
         parse_policy(DEFAULT_TEXT.replace(old, new, 1), source="bad.toml")
 
 
+def test_a_file_is_read_like_the_shipped_text(tmp_path: Path) -> None:
+    (tmp_path / "gate.toml").write_text(DEFAULT_TEXT, encoding="utf-8")
+    assert load_policy(tmp_path / "gate.toml") == load_policy()
+
+
 def test_a_missing_or_unreadable_file_is_refused_by_name(tmp_path: Path) -> None:
     with pytest.raises(PolicyError, match="does not exist"):
         load_policy(tmp_path / "no.toml")

@@ -317,6 +317,16 @@ async def test_a_screen_passes_and_is_recorded(world: GateWorld) -> None:
     assert verify_audit(world.audit.read()).screens == 1
 
 
+async def test_a_measured_kl_is_recorded_and_held_to_the_budget(world: GateWorld) -> None:
+    world.policy = make_policy(screen__kl_budget=0.05)
+    assert isinstance((await world.screen("good", 0.8, make_tasks(30, "d"))).result, ScreenAbstained)
+    screened = await world.screen("good", 0.8, make_tasks(30, "d"), kl=0.01)
+    assert isinstance(screened.result, ScreenPassed)
+    assert (screened.record.body["kl"], screened.record.body["not_measured"]) == (0.01, ["canary prompts"])
+    assert isinstance((await world.screen("good", 0.8, make_tasks(30, "d"), kl=0.1)).result, ScreenFailed)
+    assert verify_audit(world.audit.read()).screens == 3
+
+
 async def test_a_screen_stands_until_something_that_it_saw_changes(world: GateWorld) -> None:
     first = await world.screen("good", 0.8, make_tasks(30, "d"))
     world.engine.requests.clear()

@@ -6,6 +6,7 @@ import asyncio
 import copy
 import json
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -124,6 +125,14 @@ def edit_chain(records: list[AuditRecord], how: str) -> list[AuditRecord]:
 def test_a_broken_chain_is_found(records: list[AuditRecord], how: str) -> None:
     with pytest.raises(AuditError, match=r"audit record [56]"):
         verify_audit(edit_chain(records, how))
+
+
+@pytest.mark.parametrize("change", [{"time": 9.0}, {"body": {"release": "r9"}}, {"kind": "release_moved"}])
+def test_an_edit_of_what_no_decision_rests_on_breaks_the_chain(
+    records: list[AuditRecord], change: dict[str, Any]
+) -> None:
+    with pytest.raises(AuditError, match="audit record 1 has the hash"):
+        verify_audit([replace(records[0], **change), *records[1:]])
 
 
 def set_field(index: int, *path: str, to: Any) -> Callable[[list[dict[str, Any]]], None]:

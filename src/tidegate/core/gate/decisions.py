@@ -112,39 +112,30 @@ class ScreenAbstained:
 ScreenResult: TypeAlias = ScreenPassed | ScreenFailed | ScreenAbstained
 
 
+_REPLIES = {Promote: Reply.PROMOTE, Refuse: Reply.REJECT, Abstain: Reply.ABSTAIN}
+_VERBS = {
+    Promote: "promote",
+    Refuse: "refuse",
+    Abstain: "abstain",
+    ScreenPassed: "pass",
+    ScreenFailed: "fail",
+    ScreenAbstained: "abstain",
+}
+
+
 def reply_of(decision: Decision) -> Reply:
     """The one word that leaves the gate."""
-    match decision:
-        case Promote():
-            return Reply.PROMOTE
-        case Refuse():
-            return Reply.REJECT
-        case Abstain():
-            return Reply.ABSTAIN
+    return _REPLIES[type(decision)]
 
 
 def verb(result: Decision | ScreenResult) -> str:
     """The word that records and reports use for a result."""
-    match result:
-        case Promote():
-            return "promote"
-        case Refuse():
-            return "refuse"
-        case ScreenPassed():
-            return "pass"
-        case ScreenFailed():
-            return "fail"
-        case Abstain() | ScreenAbstained():
-            return "abstain"
+    return _VERBS[type(result)]
 
 
 def reasons_of(result: Decision | ScreenResult) -> tuple[str, ...]:
     """The sentences behind a result."""
-    match result:
-        case Abstain() | ScreenAbstained():
-            return result.missing
-        case Promote() | Refuse() | ScreenPassed() | ScreenFailed():
-            return result.reasons
+    return result.missing if isinstance(result, Abstain | ScreenAbstained) else result.reasons
 
 
 def describe(result: Decision | ScreenResult) -> str:
