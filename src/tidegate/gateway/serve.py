@@ -97,7 +97,7 @@ async def running_server(
         up.cancel()
         server.stop()
         await asyncio.wait({serving})
-        pass
+        await _settle(server)
         listener.close()
 
 
