@@ -2,17 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import uuid
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
 
+from tidegate.app.layout import DataDirectory
 from tidegate.artifacts import write_atomically
-from tidegate.core.errors import ConfigError
+from tidegate.config import Settings
+from tidegate.core.errors import CommandError, ConfigError
 from tidegate.core.hashing import canonical_json
-from tidegate.core.types import Messages, Task
+from tidegate.core.types import JsonObject, Messages, Sampling, Task
+from tidegate.signals import builtin_environments, builtin_verifiers
 from tidegate.signals.tasks.convert import bfcl_demonstrations, convert
-from tidegate.signals.tasks.file import write_tasks
+from tidegate.signals.tasks.file import read_tasks, write_tasks
 from tidegate.signals.tasks.generate import demonstrations, generate_tasks
+from tidegate.simulate import ArrivalOptions, EpisodeResult, PlayOptions, simulate
 
 DEFAULT_EPISODES = 96
 
@@ -47,3 +53,77 @@ def convert_file(dataset: str, paths: Sequence[Path], output: Path, *, demonstra
         tasks = tasks[demonstrations:]
     said.insert(0, f"wrote {write_tasks(output, tasks)} tasks to {output}")
     return said
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SimulationOptions:
+    """What ``tidegate simulate`` was asked for."""
+
+    tasks_file: Path | None
+    kinds: Sequence[str]
+    count: int | None
+    seed: int
+    base_url: str | None
+    model: str
+    api_key: str
+    concurrency: int
+    users: int | None
+    temperature: float
+    max_tokens: int
+    stream_share: float
+
+
+async def simulate_users(
+    settings: Settings, options: SimulationOptions, *, on_episode: Callable[[EpisodeResult, int], None]
+) -> JsonObject:
+    """Play users against a server; returns the report as JSON values.
+
+    Raises:
+        CommandError: no server was named and none runs on the data directory.
+        TaskFileError: the task file is not usable.
+    """
+    tasks = simulation_tasks(options)
+    if not tasks:
+        raise ConfigError("there is nothing to play; name kinds with --kinds or a task file with --tasks")
+    report = await simulate(
+        tasks,
+        base_url=options.base_url or running_server_url(settings),
+        arrivals=ArrivalOptions(
+            session=f"sim-{uuid.uuid4().hex[:8]}", users=options.users, concurrency=options.concurrency
+        ),
+        environments=builtin_environments(),
+        verifiers=builtin_verifiers(),
+        play=PlayOptions(
+            model=options.model,
+            sampling=Sampling(temperature=options.temperature, max_tokens=options.max_tokens, seed=options.seed),
+            stream_share=options.stream_share,
+            seed=options.seed,
+        ),
+        api_key=options.api_key,
+        timeout_s=settings.server.request_timeout_s,
+        on_episode=lambda episode: on_episode(episode, len(tasks)),
+    )
+    return report.to_json()
+
+
+def simulation_tasks(options: SimulationOptions) -> list[Task]:
+    """Tasks of the file, repeated when more episodes are wanted, or generated ones shared among the kinds."""
+    if options.tasks_file is None:
+        count = options.count or DEFAULT_EPISODES
+        share = -(-count // max(len(options.kinds), 1))
+        generated = [generate_tasks(kind, share, options.seed) for kind in options.kinds]
+        return [task for group in zip(*generated, strict=True) for task in group][:count]
+    tasks = read_tasks(options.tasks_file, verifiers=builtin_verifiers(), environments=builtin_environments())
+    count = options.count or len(tasks)
+    return [tasks[index % len(tasks)] for index in range(count)]
+
+
+def running_server_url(settings: Settings) -> str:
+    """Where the server of the data directory listens."""
+    address = DataDirectory(root=settings.data_dir).server()
+    if address is None:
+        raise CommandError(
+            f"no server runs on data directory {str(settings.data_dir)!r}; start 'tidegate serve' or name a server "
+            "with --base-url"
+        )
+    return f"{address.url}/v1"

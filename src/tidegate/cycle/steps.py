@@ -119,7 +119,14 @@ async def collect(stages: CycleStages, config: JsonObject, outputs: Outputs, rep
     def run() -> JsonObject:
         episodes = _window(stages, config, (Split.TRAIN, Split.DEV))
         known = {verdict_key(verdict) for verdict in stages.trajectories.list_verdicts()}
-        scoring = score_episodes(episodes, stages.verifiers, known, stages.clock)
+        scoring = score_episodes(
+            episodes,
+            stages.verifiers,
+            known,
+            stages.clock,
+            open_ttl_s=stages.settings.server.episode_ttl_s,
+            max_calls=stages.settings.cycle.max_calls,
+        )
         stages.trajectories.append_verdicts(scoring.verdicts)
         ids = {episode.id for episode in episodes}
         passed: Counter[str] = Counter()
