@@ -12,6 +12,7 @@ from typing import Any
 import aiohttp
 from fastapi import FastAPI
 from openai import AsyncOpenAI, OpenAI
+from starlette.types import Message, Send
 
 from fake_engine import FakeEngine
 from tidegate.config.settings import ServerSettings
@@ -139,9 +140,20 @@ class World:
         self, path: str, data: bytes, headers: dict[str, str] | None = None
     ) -> tuple[int, dict[str, str], bytes]:
         """One POST straight into the app, without a socket: for very many small requests."""
+        sent: list[Any] = []
+
+        async def send(message: Message) -> None:
+            sent.append(message)
+
+        await self.into_app(path, data, headers or {}, send)
+        answer_headers = {name.decode().lower(): value.decode() for name, value in sent[0]["headers"]}
+        return sent[0]["status"], answer_headers, b"".join(message.get("body", b"") for message in sent[1:])
+
+    async def into_app(self, path: str, data: bytes, headers: dict[str, str], send: Send) -> None:
+        """One POST by a client that stays connected; its answer goes to ``send``."""
         if self._app is None:
             self._app = self.app()
-        given = {"content-type": "application/json", **(headers or {})}
+        given = {"content-type": "application/json", **headers}
         scope = {
             "type": "http",
             "asgi": {"version": "3.0"},
@@ -156,20 +168,12 @@ class World:
             "client": ("127.0.0.1", 1),
             "server": ("127.0.0.1", 1),
         }
-        incoming = [{"type": "http.request", "body": data, "more_body": False}]
-        sent: list[Any] = []
+        incoming: list[Message] = [{"type": "http.request", "body": data, "more_body": False}]
 
-        async def receive() -> Any:
-            if incoming:
-                return incoming.pop()
-            return await asyncio.get_running_loop().create_future()  # the client stays connected
-
-        async def send(message: Any) -> None:
-            sent.append(message)
+        async def receive() -> Message:
+            return incoming.pop() if incoming else await asyncio.get_running_loop().create_future()
 
         await self._app(scope, receive, send)
-        answer_headers = {name.decode().lower(): value.decode() for name, value in sent[0]["headers"]}
-        return sent[0]["status"], answer_headers, b"".join(message.get("body", b"") for message in sent[1:])
 
     def _split_of(self, user_id: str) -> tuple[str, Split]:
         self.split_users.append(user_id)

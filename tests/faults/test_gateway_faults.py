@@ -10,6 +10,7 @@ from typing import Any
 import aiohttp
 import pytest
 from openai import APIError, APIStatusError, InternalServerError, RateLimitError
+from starlette.types import Message
 
 from fake_engine import FakeEngine, token_id
 from gateway_world import BASE_RELEASE, NEXT_RELEASE, World, ask, running_world, until
@@ -24,7 +25,7 @@ from tidegate.core.errors import (
     RequestError,
     StoreError,
 )
-from tidegate.core.types import FinishReason
+from tidegate.core.types import FinishReason, GenerationEvent, TokenDelta
 from tidegate.gateway.serve import bind
 
 STREAMS = pytest.mark.parametrize("stream", [False, True])
@@ -252,6 +253,58 @@ async def test_a_stop_that_cannot_wait_records_what_it_cuts_short() -> None:
     assert "[DONE]" not in text
     assert world.only_record.choices[0].finish_reason is FinishReason.CANCELLED
     assert world.only_record.choices[0].text == "echo: "
+
+
+async def test_a_stop_waits_for_the_records_of_what_it_cut_short() -> None:
+    stack = AsyncExitStack()
+    world = await stack.enter_async_context(running_world(drain_s=0.0))
+    world.engine.hold_at = 2
+    world.recorder.hold = asyncio.Event()
+    answer = asyncio.create_task(world.post(ask("hi")))
+    await until(lambda: world.engine.holding == 1)
+    stop = asyncio.create_task(stack.aclose())
+    await until(lambda: world.recorder.waiting == 1)
+    await until(lambda: is_free(world.port))
+    assert not stop.done()
+    world.recorder.hold.set()
+    await stop
+    assert world.only_record.choices[0].text == "echo: "
+    status, headers, body = await answer
+    assert (status, body["error"]["code"], headers["retry-after"]) == (503, "server_stopping", "1")
+
+
+class ClosableEvents:
+    """Not a generator: nothing but an explicit ``aclose`` ends it."""
+
+    def __init__(self) -> None:
+        self.closed = False
+
+    def __aiter__(self) -> ClosableEvents:
+        return self
+
+    async def __anext__(self) -> GenerationEvent:
+        return TokenDelta(choice=0, token_ids=(1,), logprobs=(-1.0,), text="word ")
+
+    async def aclose(self) -> None:
+        self.closed = True
+
+
+async def test_a_client_that_does_not_read_is_cut_off_and_its_generation_closed() -> None:
+    """The engine's iterator is closed even when the request is stuck in sending, not in waiting for tokens."""
+    world = World(settings=ServerSettings(request_timeout_s=0.2))
+    events = ClosableEvents()
+    object.__setattr__(world.engine, "generate", lambda request: events)
+    sent: list[bytes] = []
+
+    async def send(message: Message) -> None:
+        if not events.closed and len(sent) == 3:
+            await asyncio.get_running_loop().create_future()
+        sent.append(message.get("body", b""))
+
+    await world.into_app("/v1/chat/completions", json.dumps(ask("hi", stream=True)).encode(), {}, send)
+    assert events.closed
+    assert b"engine_timeout" in b"".join(sent)
+    assert world.only_record.choices[0].finish_reason is FinishReason.CANCELLED
 
 
 def is_free(port: int) -> bool:
