@@ -21,6 +21,7 @@ from tidegate.engines.embedded.engine import EmbeddedEngine
 from tidegate.engines.model_cache import base_hash
 
 HIDDEN, INTERMEDIATE, RANK = 32, 48, 4
+LONGEST = 1 << 17  # tokens; more than any test waits for
 SPECIAL = ("<|endoftext|>", "<|im_start|>", "<|im_end|>")
 TEMPLATE = (
     "{% for message in messages %}{{ '<|im_start|>' + message['role'] + '\n' + message['content'] + '<|im_end|>\n' }}"
@@ -58,7 +59,7 @@ def write_tiny_model(folder: Path, *, seed: int = 0, **changes: Any) -> Path:
         "num_hidden_layers": 2,
         "num_attention_heads": 4,
         "num_key_value_heads": 2,
-        "max_position_embeddings": 4096,
+        "max_position_embeddings": LONGEST,
         "initializer_range": 0.4,
         "bos_token_id": 1,
         "eos_token_id": 2,
@@ -162,9 +163,17 @@ async def answer(engine: EmbeddedEngine, request: GenerationRequest) -> tuple[tu
 
 @contextlib.asynccontextmanager
 async def running(model_dir: Path, **options: Any) -> AsyncGenerator[EmbeddedEngine]:
-    """An engine on one thread."""
-    async with EmbeddedEngine(model_dir, **{"threads": 1, "dtype": "float32", **options}) as engine:
+    """An engine on one thread with room for answers that do not end within a test."""
+    defaults = {"threads": 1, "dtype": "float32", "max_context": LONGEST}
+    async with EmbeddedEngine(model_dir, **{**defaults, **options}) as engine:
         yield engine
+
+
+def endless(engine: EmbeddedEngine, content: str, **options: Any) -> GenerationRequest:
+    """A request whose answer only cancelling ends; from now on no token of this engine ends an answer."""
+    assert engine._state is not None
+    engine._state.vocabulary.end_ids = frozenset()
+    return call(content, **{"max_tokens": LONGEST // 2, "temperature": 1.0, **options})
 
 
 def lane_of(engine: EmbeddedEngine, adapter: str | None = None) -> Any:

@@ -12,7 +12,7 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
-from engine_fixtures import answer, byte_tokenizer, call, lane_of, running, write_tiny_model
+from engine_fixtures import LONGEST, answer, byte_tokenizer, call, endless, lane_of, running, write_tiny_model
 from tidegate.core.chat import encode_prompt
 from tidegate.core.errors import EngineBusyError, EngineError, RequestError
 from tidegate.core.types import ChoiceEnd, FinishReason, GenerationRequest, PromptTokens, TokenDelta
@@ -170,8 +170,23 @@ async def test_more_choices_than_slots_are_served_in_turns(model_dir: Path) -> N
     assert all(choice.finish_reason in (FinishReason.LENGTH, FinishReason.STOP) for choice in choices)
 
 
+async def test_rows_that_memory_has_no_room_for_wait(model_dir: Path) -> None:
+    token_bytes = 2 * 2 * (8 + 8) * 4  # layers, heads, key and value dimensions, float32
+    async with running(model_dir, slot_bytes=3 * (20 + 20) * token_bytes) as engine:
+        rows: list[int] = []
+        lane_of(engine).runner.model.register_forward_pre_hook(
+            lambda _module, _args, kwargs: rows.append(len(kwargs["input_ids"])), with_kwargs=True
+        )
+        requests = [call(str(index), max_tokens=20, request_id=str(index)) for index in range(9)]
+        answers = await asyncio.gather(*(answer(engine, request) for request in requests))
+        assert all(choices[0].token_ids for _, choices in answers)
+        assert max(rows) == 3
+        _, (alone,) = await answer(engine, call("much longer than the memory " * 10, max_tokens=5))
+        assert alone.token_ids
+
+
 async def test_prompts_longer_than_a_chunk_are_computed_in_parts(engine: EmbeddedEngine, model_dir: Path) -> None:
-    running_call = asyncio.create_task(answer(engine, call("short", max_tokens=150, temperature=1.0, seed=1)))
+    running_call = asyncio.create_task(answer(engine, endless(engine, "short")))
     await until(lambda: lane_of(engine).running == 1)
     computed = count_tokens(engine)
     prompt, (choice,) = await answer(engine, call("y" * 700, max_tokens=6))
@@ -179,7 +194,7 @@ async def test_prompts_longer_than_a_chunk_are_computed_in_parts(engine: Embedde
     tokens, logprobs = reference(model_dir, prompt, 6)
     assert list(choice.token_ids) == tokens
     assert choice.logprobs == pytest.approx(logprobs, abs=1e-4)
-    await running_call
+    running_call.cancel()
 
 
 async def test_every_token_is_in_one_delta_and_events_come_in_order(engine: EmbeddedEngine) -> None:
@@ -228,7 +243,7 @@ async def test_max_tokens_is_clipped_to_the_context_and_longer_prompts_are_refus
 
 
 async def test_closing_the_iterator_frees_the_row(engine: EmbeddedEngine) -> None:
-    stream = engine.generate(call("long", max_tokens=1500, temperature=1.0, seed=4))
+    stream = engine.generate(endless(engine, "long"))
     async for event in stream:
         if isinstance(event, TokenDelta):
             break
@@ -240,10 +255,7 @@ async def test_closing_the_iterator_frees_the_row(engine: EmbeddedEngine) -> Non
 
 async def test_a_cancelled_task_frees_its_rows_whether_they_run_or_wait(model_dir: Path) -> None:
     async with running(model_dir, max_batch=1) as engine:
-        tasks = [
-            asyncio.create_task(answer(engine, call(str(index), max_tokens=1500, temperature=1.0, seed=index)))
-            for index in range(3)
-        ]
+        tasks = [asyncio.create_task(answer(engine, endless(engine, str(index)))) for index in range(3)]
         await until(lambda: lane_of(engine).running == 1 and len(lane_of(engine).waiting) == 2)
         for task in tasks:
             task.cancel()
@@ -263,7 +275,7 @@ async def test_a_choice_that_shares_its_prompt_survives_the_others_cancellation(
 
 async def test_a_full_queue_refuses_at_once(model_dir: Path) -> None:
     async with running(model_dir, max_batch=1, max_queue=2) as engine:
-        streams = [engine.generate(call(str(index), max_tokens=1500, temperature=1.0)) for index in range(3)]
+        streams = [engine.generate(endless(engine, str(index))) for index in range(3)]
         await anext(streams[0])
         await until(lambda: lane_of(engine).running == 1)
         for stream in streams[1:]:
@@ -283,7 +295,7 @@ async def test_an_exception_in_a_step_fails_its_batch_and_the_engine_goes_on(eng
         handle.remove()
         raise RuntimeError("the model broke")
 
-    stream = engine.generate(call("victim", max_tokens=1500, temperature=1.0))
+    stream = engine.generate(endless(engine, "victim"))
     await anext(stream)
     handle = lane_of(engine).runner.model.register_forward_pre_hook(explode)
     with pytest.raises(EngineError, match="the model broke"):
@@ -307,11 +319,11 @@ async def test_logits_that_are_not_finite_fail_the_request_and_no_other(engine: 
 
 
 async def test_closing_fails_what_runs_and_draining_lets_it_end(model_dir: Path) -> None:
-    engine = EmbeddedEngine(model_dir, threads=1, dtype="float32")
+    engine = EmbeddedEngine(model_dir, threads=1, dtype="float32", max_context=LONGEST)
     with pytest.raises(EngineError, match="not started"):
         await answer(engine, call())
     await engine.start()
-    stream = engine.generate(call("x", max_tokens=1500, temperature=1.0, seed=1))
+    stream = engine.generate(endless(engine, "x"))
     await anext(stream)
     await engine.close()
     with pytest.raises(EngineError, match="closed while the request ran"):

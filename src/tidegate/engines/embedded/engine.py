@@ -56,6 +56,7 @@ class EmbeddedEngine:
         max_resident_adapters: most merged copies in memory, the base not counted.
         threads: compute threads; 0 takes all processors.
         replica: name recorded with each interaction.
+        slot_bytes: memory for the keys and values of one adapter's running rows; rows beyond it wait.
         prefix_cache_tokens: tokens whose keys and values are kept for prompts that begin the same way; 0 is off.
         entropy: seeds requests that name no seed; default: the operating system's.
     """
@@ -71,6 +72,7 @@ class EmbeddedEngine:
         max_resident_adapters: int = 4,
         threads: int = 0,
         replica: str = "embedded-0",
+        slot_bytes: int = 2 << 30,
         prefix_cache_tokens: int = 16384,
         entropy: random.Random | None = None,
     ) -> None:
@@ -82,6 +84,7 @@ class EmbeddedEngine:
         self._max_resident = max_resident_adapters
         self._threads = threads
         self._replica = replica
+        self._slot_bytes = slot_bytes
         self._store = PrefixStore(prefix_cache_tokens)
         self._entropy = entropy or random.SystemRandom()
         self._base_sha256: str | None = None
@@ -250,7 +253,14 @@ class EmbeddedEngine:
 
     def _lane(self, base: BaseModel, runner: Runner, vocabulary: Vocabulary) -> Lane:
         slots = base.shape.slots(max_rows=self._max_batch, max_columns=self._context(base))
-        return Lane(runner=runner, slots=slots, store=self._store, vocabulary=vocabulary, max_rows=self._max_batch)
+        return Lane(
+            runner=runner,
+            slots=slots,
+            store=self._store,
+            vocabulary=vocabulary,
+            max_rows=self._max_batch,
+            max_bytes=self._slot_bytes,
+        )
 
     def _running(self) -> _Running:
         if self._state is None:

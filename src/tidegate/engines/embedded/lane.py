@@ -35,10 +35,18 @@ class Lane:
         store: prefix store shared by all lanes.
         vocabulary: token texts and end tokens.
         max_rows: most rows at once.
+        max_bytes: memory for slots, counted as if every row ran to its limit; a row alone may exceed it.
     """
 
     def __init__(
-        self, *, runner: Runner, slots: SlotCache, store: PrefixStore, vocabulary: Vocabulary, max_rows: int
+        self,
+        *,
+        runner: Runner,
+        slots: SlotCache,
+        store: PrefixStore,
+        vocabulary: Vocabulary,
+        max_rows: int,
+        max_bytes: int,
     ) -> None:
         self.runner = runner
         self.waiting: deque[Row] = deque()
@@ -47,6 +55,7 @@ class Lane:
         self._root = store.new_root()
         self._vocabulary = vocabulary
         self._max_rows = max_rows
+        self._max_tokens = max_bytes // slots.token_bytes
         self._rows: list[Row] = []
         self._decoding = 0
 
@@ -106,6 +115,8 @@ class Lane:
             return
         skipped: deque[Row] = deque()
         while self.waiting and free > 0:
+            if not self._has_memory_for(self.waiting[0]):
+                break
             row = self.waiting.popleft()
             twin = next((r for r in self._rows[self._decoding :] if r.call.prompt == row.call.prompt), None)
             if twin is not None:
@@ -124,6 +135,13 @@ class Lane:
             self._rows.append(row)
             free -= 1
         self.waiting.extendleft(reversed(skipped))
+
+    def _has_memory_for(self, newcomer: Row) -> bool:
+        """Slots are as long as the longest row: whether rows times longest stays within bounds."""
+        if not self._rows:
+            return True
+        longest = max(row.prompt_length + row.limit for row in (*self._rows, newcomer))
+        return longest * (self.running + 1) <= self._max_tokens
 
     def _soon_served(self, prompt: tuple[int, ...], matched: int) -> bool:
         wanted = matched + _WORTH_WAITING

@@ -90,6 +90,12 @@ class SlotCache(Cache):
         """Memory that the slots take."""
         return (self.keys.numel() + self.values.numel()) * self.keys.element_size()
 
+    @property
+    def token_bytes(self) -> int:
+        """Memory of one column of one row."""
+        layers, _, heads, _, key_dim = self.keys.shape
+        return layers * heads * (key_dim + self.values.shape[4]) * self.keys.element_size()
+
     def release(self) -> None:
         """Give all memory back; every row is lost."""
         self.keys, self.values = self._empty_keys, self._empty_values
