@@ -197,6 +197,31 @@ async def test_prompts_longer_than_a_chunk_are_computed_in_parts(engine: Embedde
     running_call.cancel()
 
 
+async def test_a_short_prompt_overtakes_a_long_one_and_both_answer_right(
+    engine: EmbeddedEngine, model_dir: Path
+) -> None:
+    running_call = asyncio.create_task(answer(engine, endless(engine, "short")))
+    await until(lambda: lane_of(engine).running == 1)
+    swaps: list[tuple[int, int]] = []
+    slots = lane_of(engine)._slots
+    swap = slots.swap
+
+    def recorded(one: int, other: int, length: int) -> None:
+        swaps.append((one, other))
+        swap(one, other, length)
+
+    slots.swap = recorded
+    requests = [call("y" * 700, max_tokens=6), call("z", max_tokens=6, n=2)]
+    answers = await asyncio.gather(*(answer(engine, request) for request in requests))
+    assert any(one != other for one, other in swaps)
+    for prompt, choices in answers:
+        tokens, logprobs = reference(model_dir, prompt, 6)
+        for choice in choices:
+            assert list(choice.token_ids) == tokens[:6]
+            assert choice.logprobs == pytest.approx(logprobs, abs=1e-4)
+    running_call.cancel()
+
+
 async def test_every_token_is_in_one_delta_and_events_come_in_order(engine: EmbeddedEngine) -> None:
     events = [event async for event in engine.generate(call("x", n=2, temperature=1.0, seed=1, top_logprobs=2))]
     assert isinstance(events[0], PromptTokens)
