@@ -21,7 +21,7 @@ class Plan:
     """
 
     demonstrations_per_kind: int = 8
-    seed_epochs: int = 3
+    seed_epochs: int = 4
     opening: Sequence[int] = (100, 100)
     drifted: Sequence[int] = (100, 100)
     closing: int = 60
