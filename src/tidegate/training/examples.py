@@ -54,7 +54,7 @@ def _example(line: str, where: str) -> Example:
     known: dict[str, Any] = {name: tuple(value) if isinstance(value, list) else value for name, value in values.items()}
     try:
         return _checked(Example(**known))
-    except (TypeError, ValueError) as error:
+    except (TypeError, ValueError, IndexError, AttributeError) as error:
         raise TrainingError(f"{where}: example {values['id']!r}: {error}") from error
 
 

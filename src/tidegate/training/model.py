@@ -83,10 +83,22 @@ def load_model(job: TrainingJob) -> LoraModel:
 def _portable(model: Any, base_sha256: str) -> dict[str, Any]:
     """PEFT's configuration with explicit sorted module names and the base's hash in place of its path."""
     config: dict[str, Any] = model.peft_config["default"].to_dict()
-    config["target_modules"] = sorted(config["target_modules"])
+    config["target_modules"] = _module_names(model)
     config["base_model_name_or_path"] = base_sha256
     config["inference_mode"] = True
     return {name: _plain(value) for name, value in sorted(config.items())}
+
+
+def _module_names(model: Any) -> list[str]:
+    """The adapted modules by the last part of their names, as all engines know them; whole where that says too much."""
+    adapted = {name for name, module in model.base_model.model.named_modules() if hasattr(module, "lora_A")}
+    short = {name.rpartition(".")[2] for name in adapted}
+    meant = {
+        name
+        for name, module in model.base_model.model.named_modules()
+        if name.rpartition(".")[2] in short and (name in adapted or isinstance(module, torch.nn.Linear))
+    }
+    return sorted(short if meant == adapted else adapted)
 
 
 def _plain(value: Any) -> Any:

@@ -1,0 +1,261 @@
+"""One run on a tiny model: what it writes, and each guard that stops it."""
+
+from __future__ import annotations
+
+import json
+import math
+import warnings
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from peft import PeftModel
+from safetensors.torch import load_file, save_file
+from transformers import AutoModelForCausalLM
+
+from tidegate.artifacts import CONFIG_FILE, MANIFEST_FILE, WEIGHTS_FILE, adapter_hash
+from tidegate.core.errors import TrainingError
+from tidegate.core.types import AdapterRef
+from tidegate.engines.embedded.adapters import merged_model, read_adapter
+from tidegate.training.job import TrainingJob, TrainingReport
+from tidegate.training.model import base_fingerprint, load_model
+from tidegate.training.run import train
+from training_fixtures import BASE_SHA256, agent_example, tiny_job, token_example
+
+PROMPT = torch.tensor([[1, 80, 90, 100, 2, 70]])
+
+
+class Clock:
+    """Each look is a second later."""
+
+    def __init__(self) -> None:
+        self.now = 0.0
+
+    def __call__(self) -> float:
+        self.now += 1.0
+        return self.now
+
+
+def run(job: TrainingJob, staging: Path, events: list[Any] | None = None) -> TrainingReport:
+    torch.set_num_threads(1)
+    seen: list[Any] = [] if events is None else events
+    return train(job, staging, emit=seen.append, clock=Clock())
+
+
+@pytest.fixture(scope="module")
+def first(tmp_path_factory: pytest.TempPathFactory) -> tuple[TrainingJob, Path, TrainingReport]:
+    """A finished run: job, adapter directory, report."""
+    folder = tmp_path_factory.mktemp("first")
+    job = tiny_job(folder, epochs=4)
+    return job, folder / "adapter", run(job, folder / "adapter")
+
+
+def test_it_learns_and_counts(first: tuple[TrainingJob, Path, TrainingReport]) -> None:
+    _, _, report = first
+    assert report.steps == len(report.losses) == len(report.grad_norms) == 8
+    assert report.loss_last < 0.75 * report.loss_first
+    assert (report.examples, report.sequences, report.dropped_too_long, report.dropped_untrained) == (6, 6, 0, 0)
+    assert report.tokens_trained < report.tokens_computed < report.tokens
+    assert report.trainable_parameters == 4 * sum(
+        2 * (32 + 32) + 2 * (32 + 16) + 2 * (32 + 48) + (48 + 32) for _ in range(2)
+    )
+    assert report.effective["packed"] is True
+    assert TrainingReport.from_json(json.loads(json.dumps(report.to_json()))) == report
+
+
+def test_each_step_is_reported(tmp_path: Path) -> None:
+    events: list[Any] = []
+    report = run(tiny_job(tmp_path), tmp_path / "adapter", events)
+    assert [event["step"] for event in events] == [1, 2, 3, 4]
+    assert [event["loss"] for event in events] == list(report.losses)
+    assert {event["steps"] for event in events} == {4}
+    assert [event["eta_s"] for event in events] == [3.0, 2.0, 1.0, 0.0]
+    assert all(event["tokens_per_s"] > 0 for event in events)
+
+
+def test_configured_and_effective_agree(first: tuple[TrainingJob, Path, TrainingReport]) -> None:
+    _, _, report = first
+    for name in ("rank", "alpha", "learning_rate", "epochs", "batch_size", "weight_decay"):
+        assert report.effective[name] == report.configured[name]
+    assert report.effective["mean_learning_rate"] < report.configured["learning_rate"]
+
+
+def test_peft_and_the_engine_compute_what_was_trained(first: tuple[TrainingJob, Path, TrainingReport]) -> None:
+    job, directory, report = first
+    base = AutoModelForCausalLM.from_pretrained(str(job.base_model), dtype=torch.float32).eval()
+    with torch.no_grad():
+        before = base(PROMPT).logits
+        ref = AdapterRef(name="x", path=directory, sha256=report.adapter_sha256)
+        merged = merged_model(base, read_adapter(ref, base_sha256=BASE_SHA256, model=base))(PROMPT).logits
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", FutureWarning)
+            loaded = PeftModel.from_pretrained(base, str(directory)).eval()
+        through_peft = loaded(PROMPT).logits
+    assert torch.allclose(through_peft, merged, atol=1e-4)
+    assert float((through_peft - before).abs().max()) > 0.01
+
+
+def test_the_directory_names_content_not_places(first: tuple[TrainingJob, Path, TrainingReport]) -> None:
+    job, directory, report = first
+    config = json.loads((directory / CONFIG_FILE).read_text())
+    manifest = json.loads((directory / MANIFEST_FILE).read_text())
+    assert adapter_hash(directory) == report.adapter_sha256
+    assert config["base_model_name_or_path"] == BASE_SHA256
+    assert config["target_modules"] == sorted(
+        ["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"]
+    )
+    assert (manifest["base_sha256"], manifest["manifest_hash"]) == (BASE_SHA256, "m" * 64)
+    assert manifest["loss_curve"] == list(report.losses)
+    assert manifest["hyperparameters"] == job.training.model_dump(mode="json")
+    assert manifest["effective"]["threads"] == 1
+    assert set(manifest["versions"]) == {"tidegate", "torch", "transformers", "peft"}
+    for name in (CONFIG_FILE, MANIFEST_FILE):
+        assert str(job.base_model.parent) not in (directory / name).read_text()
+
+
+def test_a_challenger_starts_from_the_champion(first: tuple[TrainingJob, Path, TrainingReport], tmp_path: Path) -> None:
+    _, champion, report = first
+    job = tiny_job(
+        tmp_path, epochs=1, learning_rate=1e-3, initial_adapter=champion, parent_sha256=report.adapter_sha256
+    )
+    again = run(job, tmp_path / "adapter")
+    assert again.loss_first < 0.8 * report.loss_first
+    assert again.adapter_sha256 != report.adapter_sha256
+    start, end = load_file(champion / WEIGHTS_FILE), load_file(tmp_path / "adapter" / WEIGHTS_FILE)
+    moved = max(float((start[name] - end[name]).abs().max()) for name in start)
+    assert 0 < moved < 5 * 1e-3
+    manifest = json.loads((tmp_path / "adapter" / MANIFEST_FILE).read_text())
+    assert manifest["parent_sha256"] == report.adapter_sha256
+
+
+@pytest.mark.parametrize(
+    ("changes", "says"),
+    [
+        ({"rank": 8}, "'r': 4.*'r': 8.*restart"),
+        ({"alpha": 4}, "'lora_alpha': 8.*restart"),
+        ({"base_sha256": "c" * 64}, "belongs to base b"),
+        ({"parent_sha256": "d" * 64}, "the job names d"),
+    ],
+)
+def test_an_initial_adapter_must_fit(
+    first: tuple[TrainingJob, Path, TrainingReport], tmp_path: Path, changes: dict[str, Any], says: str
+) -> None:
+    job = tiny_job(tmp_path, initial_adapter=first[1], **changes)
+    with pytest.raises(TrainingError, match=says):
+        run(job, tmp_path / "adapter")
+    assert not (tmp_path / "adapter").exists()
+
+
+def test_an_initial_adapter_with_other_tensors_is_refused(
+    first: tuple[TrainingJob, Path, TrainingReport], tmp_path: Path
+) -> None:
+    odd = tmp_path / "odd"
+    odd.mkdir()
+    tensors = load_file(first[1] / WEIGHTS_FILE)
+    tensors.pop(min(tensors))
+    save_file(tensors, odd / WEIGHTS_FILE)
+    for name in (CONFIG_FILE, MANIFEST_FILE):
+        (odd / name).write_bytes((first[1] / name).read_bytes())
+    with pytest.raises(TrainingError, match="other tensors"):
+        run(tiny_job(tmp_path, initial_adapter=odd), tmp_path / "adapter")
+    (odd / WEIGHTS_FILE).write_bytes(b"nonsense")
+    with pytest.raises(TrainingError, match="unreadable"):
+        run(tiny_job(tmp_path, initial_adapter=odd), tmp_path / "adapter")
+    with pytest.raises(TrainingError, match="nowhere"):
+        run(tiny_job(tmp_path, initial_adapter=tmp_path / "nowhere"), tmp_path / "adapter")
+
+
+def test_training_that_changes_nothing_is_refused(
+    first: tuple[TrainingJob, Path, TrainingReport], tmp_path: Path
+) -> None:
+    _, champion, report = first
+    job = tiny_job(tmp_path, learning_rate=1e-30, initial_adapter=champion, parent_sha256=report.adapter_sha256)
+    with pytest.raises(TrainingError, match=f"after 4 steps the adapter is still {report.adapter_sha256}"):
+        run(job, tmp_path / "adapter")
+
+
+def test_an_adapter_of_zeros_is_refused(tmp_path: Path) -> None:
+    job = tiny_job(tmp_path, learning_rate=1e-60)
+    with pytest.raises(TrainingError, match=r"all B matrices is 0\.0"):
+        run(job, tmp_path / "adapter")
+
+
+def test_a_step_that_is_not_finite_aborts(tmp_path: Path) -> None:
+    events: list[Any] = []
+    with pytest.raises(TrainingError, match="step 2 of 4 gave loss nan"):
+        run(tiny_job(tmp_path, learning_rate=1e30), tmp_path / "adapter", events)
+    assert len(events) == 1
+    assert not (tmp_path / "adapter").exists()
+
+
+def test_long_sequences_are_dropped_whole_and_counted(tmp_path: Path) -> None:
+    examples = [agent_example(1), token_example(range(3, 253), trained=5), token_example([5, 6], trained=1)]
+    report = run(tiny_job(tmp_path, examples=examples, max_length=249), tmp_path / "adapter")
+    assert (report.examples, report.sequences, report.dropped_too_long) == (3, 2, 1)
+    report = run(tiny_job(tmp_path, examples=examples, max_length=250), tmp_path / "other")
+    assert (report.examples, report.sequences, report.dropped_too_long) == (3, 3, 0)
+
+
+def test_no_example_is_an_error_with_numbers(tmp_path: Path) -> None:
+    with pytest.raises(TrainingError, match="0 examples gave 0 sequences"):
+        run(tiny_job(tmp_path, examples=[]), tmp_path / "adapter")
+    long, untrained = token_example(range(3, 90), trained=5), token_example([5], trained=1)
+    job = tiny_job(tmp_path, examples=[long, untrained], max_length=20)
+    with pytest.raises(TrainingError, match=r"2 examples gave 2 sequences, of which 1 .* 20 tokens and 1 train"):
+        run(job, tmp_path / "adapter")
+
+
+def test_tokens_of_another_model_are_refused(tmp_path: Path) -> None:
+    job = tiny_job(tmp_path, examples=[agent_example(1), token_example([5, 4000, 6], trained=1, name="foreign")])
+    with pytest.raises(TrainingError, match="'foreign' holds token 4000"):
+        run(job, tmp_path / "adapter")
+
+
+def test_a_base_that_cannot_be_loaded_is_named(tmp_path: Path) -> None:
+    job = tiny_job(tmp_path, base_model=tmp_path / "missing")
+    with pytest.raises(TrainingError, match="missing"):
+        run(job, tmp_path / "adapter")
+
+
+def test_weights_of_examples_count(tmp_path: Path) -> None:
+    def loss(weight: float) -> float:
+        examples = [agent_example(1, weight=weight), agent_example(2)]
+        return run(tiny_job(tmp_path, examples=examples, epochs=1), tmp_path / f"w{weight}").loss_first
+
+    heavy, even, light = loss(1e6), loss(1.0), loss(1e-6)
+    alone = run(tiny_job(tmp_path, examples=[agent_example(1)], epochs=1), tmp_path / "alone").loss_first
+    assert heavy == pytest.approx(alone, rel=1e-4)
+    assert math.isclose(even, (heavy + light) / 2, rel_tol=1e-3)
+    assert heavy != pytest.approx(light, rel=1e-3)
+
+
+def test_the_fingerprint_of_the_base_sees_a_change(tmp_path: Path) -> None:
+    trained = load_model(tiny_job(tmp_path))
+    before = base_fingerprint(trained)
+    with torch.no_grad():
+        next(iter(trained.tensors.values())).add_(1.0)
+    assert base_fingerprint(trained) == before
+    with torch.no_grad():
+        trained.base.get_input_embeddings().weight[0, 0] += 1.0
+    assert base_fingerprint(trained) != before
+
+
+def test_a_base_that_changes_under_training_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    fingerprints = iter(["before", "after"])
+    monkeypatch.setattr("tidegate.training.run.base_fingerprint", lambda _: next(fingerprints))
+    with pytest.raises(TrainingError, match="base weights changed"):
+        run(tiny_job(tmp_path), tmp_path / "adapter")
+    assert not (tmp_path / "adapter").exists()
+
+
+def test_settings_that_did_not_take_effect_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("tidegate.training.schedule._share", lambda *_: 0.5)
+    with pytest.raises(TrainingError, match=r"learning_rate = 0\.01 was asked for, 0\.005 took effect"):
+        run(tiny_job(tmp_path), tmp_path / "adapter")
+
+
+def test_bfloat16_trains_when_asked(tmp_path: Path) -> None:
+    report = run(tiny_job(tmp_path, dtype="bfloat16"), tmp_path / "adapter")
+    assert report.loss_last < report.loss_first
+    assert all(t.dtype == torch.float32 for t in load_file(tmp_path / "adapter" / WEIGHTS_FILE).values())
