@@ -22,15 +22,16 @@ class Plan:
 
     demonstrations_per_kind: int = 8
     seed_epochs: int = 4
+    cycle_epochs: int = 2
     opening: Sequence[int] = (100, 100)
-    drifted: Sequence[int] = (100, 100)
-    closing: int = 60
+    drifted: Sequence[int] = (80, 80)
+    closing: int = 48
     after_rollback: int = 12
-    background: int = 80
-    background_per_s: float = 0.5
+    background: int = 40
+    background_per_s: float = 0.2
     shown: int = 24
     concurrency: int = 24
-    max_tokens: int = 48
+    max_tokens: int = 40
 
     def quick(self) -> Plan:
         """A tenth of the traffic: every stage runs, the gate abstains for lack of evidence."""
@@ -50,6 +51,9 @@ admin_port = 0
 train = 0.5
 dev = 0.1
 sealed = 0.4
+
+[curation]
+max_examples = 72
 
 [training]
 epochs = {epochs}

@@ -97,7 +97,7 @@ class _Story:
 
     def prepare(self) -> None:
         """Write the run's settings and policy."""
-        text = settings_text(self.run_dir, seed=self.seed, epochs=1)
+        text = settings_text(self.run_dir, seed=self.seed, epochs=self.plan.cycle_epochs)
         write_atomically(self.config, text.encode())
         policy = files("tidegate.demo").joinpath("gate.toml").read_bytes()
         write_atomically(self.run_dir / "gate.toml", policy)
