@@ -192,6 +192,15 @@ def test_a_worker_that_cannot_start_is_quoted(tmp_path: Path, monkeypatch: pytes
     assert names(job.output_root) == []
 
 
+def test_without_a_launcher_a_worker_ends_at_once(tmp_path: Path) -> None:
+    job_file = tmp_path / "job.json"
+    job_file.write_text(json.dumps(tiny_job(tmp_path).to_json()))
+    command = [sys.executable, "-m", "tidegate.training.worker", str(job_file)]
+    ended = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, check=False)
+    assert (ended.returncode, ended.stdout) == (70, b"")
+    assert not (tmp_path / "adapter").exists()
+
+
 RUN_AND_LIST = """
 import sys
 from tidegate.training import worker
