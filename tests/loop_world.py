@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import subprocess
 import sys
 import textwrap
 import time
-from collections.abc import Sequence
+import urllib.error
+import urllib.request
+from collections.abc import Generator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -145,10 +149,44 @@ class LoopWorld:
         assert done.returncode in (0, 3, 4), done.stderr
         return json.loads(done.stdout.splitlines()[-1])
 
+    @contextmanager
+    def serving(self) -> Generator[str]:
+        """A running server; yields its URL."""
+        log = self.root / "serve.log"
+        with log.open("ab") as output:
+            process = subprocess.Popen(
+                [sys.executable, "-m", "tidegate", "--config", str(self.config), "serve"], stdout=output, stderr=output
+            )
+        try:
+            yield self._ready(process, log)
+        finally:
+            process.send_signal(signal.SIGINT)
+            process.wait(timeout=60)
+
+    def _ready(self, process: subprocess.Popen[bytes], log: Path) -> str:
+        deadline = time.monotonic() + 120
+        while time.monotonic() < deadline and process.poll() is None:
+            address = self.data.server()
+            if address is not None and address.pid == process.pid and get(f"{address.url}/readyz")[0] == 200:
+                return address.url
+            time.sleep(0.05)
+        raise AssertionError(f"the server is not ready: {log.read_text()}")
+
     def decisions(self) -> list[dict[str, Any]]:
         """Bodies of the decision records."""
         with open_stores(self.data) as stores:
             return [dict(record.body) for record in stores.audit.read() if record.kind == "decision"]
+
+
+def get(url: str) -> tuple[int, bytes]:
+    """Status and body; status 0 when nobody listens."""
+    try:
+        with urllib.request.urlopen(url, timeout=10) as response:
+            return response.status, response.read()
+    except urllib.error.HTTPError as error:
+        return error.code, error.read()
+    except OSError:
+        return 0, b""
 
 
 def answered(split: Split, index: int) -> Interaction:

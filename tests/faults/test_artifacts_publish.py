@@ -114,7 +114,7 @@ def test_writers_that_race_for_one_name_both_succeed(tmp_path: Path) -> None:
                 with directory_published_at(tmp_path / f"adapter-{turn}") as scratch:
                     for index in range(FILES):
                         (scratch / f"part-{index}").write_bytes(bytes([number]) * 1000)
-        except BaseException as error:  # noqa: BLE001 - handed to the main thread
+        except BaseException as error:
             barrier.abort()
             failures.append(error)
 
