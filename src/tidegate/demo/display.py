@@ -42,7 +42,7 @@ class Display:
 
     def say(self, text: str) -> None:
         """A line that stays."""
-        self._console.print(text, highlight=False, markup=False)
+        self._console.print(text, highlight=False, markup=False, soft_wrap=True)
 
     @contextmanager
     def bar(self, description: str, total: int) -> Generator[Bar]:

@@ -23,19 +23,19 @@ class Plan:
     demonstrations_per_kind: int = 8
     seed_epochs: int = 4
     cycle_epochs: int = 2
-    opening: Sequence[int] = (100, 100)
-    drifted: Sequence[int] = (80, 80)
+    opening: Sequence[int] = (96, 80)
+    drifted: Sequence[int] = (80, 72)
     closing: int = 48
     after_rollback: int = 12
-    background: int = 40
-    background_per_s: float = 0.2
-    shown: int = 24
+    background: int = 24
+    background_per_s: float = 0.12
+    shown: int = 80
     concurrency: int = 24
     max_tokens: int = 40
 
     def quick(self) -> Plan:
         """A tenth of the traffic: every stage runs, the gate abstains for lack of evidence."""
-        return Plan(opening=(24,), drifted=(20,), closing=8, after_rollback=4, background=8, shown=6)
+        return Plan(opening=(24,), drifted=(20,), closing=8, after_rollback=4, background=8, shown=8)
 
 
 SETTINGS = """\
@@ -52,8 +52,11 @@ train = 0.5
 dev = 0.1
 sealed = 0.4
 
+[cycle]
+max_dev_tasks = 24
+
 [curation]
-max_examples = 72
+max_examples = 40
 
 [training]
 epochs = {epochs}

@@ -127,7 +127,7 @@ def wilson_interval(successes: int, trials: int, z: float = 1.959964) -> tuple[f
     return max(0.0, centre - half), min(1.0, centre + half)
 
 
-def draw_terminal(record: DemoRecord, *, width: int = 78, height: int = 18) -> str:
+def draw_terminal(record: DemoRecord, *, width: int = 76, height: int = 18) -> str:
     """The same curve as text for a terminal."""
     import plotext  # noqa: PLC0415 - needed once, at the end
 
@@ -143,4 +143,4 @@ def draw_terminal(record: DemoRecord, *, width: int = 78, height: int = 18) -> s
     plotext.ylim(0, 1)
     plotext.xticks(numbers, [str(session.number) for session in sessions])
     plotext.title("success by session")
-    return str(plotext.build())
+    return str(plotext.uncolorize(plotext.build()))
