@@ -24,7 +24,8 @@ class Plan:
     seed_epochs: int = 4
     cycle_epochs: int = 2
     opening: Sequence[int] = (96, 80)
-    drifted: Sequence[int] = (80, 72)
+    between: int = 40
+    drifted: Sequence[int] = (72, 64)
     closing: int = 48
     after_rollback: int = 12
     background: int = 24
@@ -35,7 +36,7 @@ class Plan:
 
     def quick(self) -> Plan:
         """A tenth of the traffic: every stage runs, the gate abstains for lack of evidence."""
-        return Plan(opening=(24,), drifted=(20,), closing=8, after_rollback=4, background=8, shown=8)
+        return Plan(opening=(24,), between=6, drifted=(20,), closing=8, after_rollback=4, background=8, shown=8)
 
 
 SETTINGS = """\

@@ -85,6 +85,7 @@ class _Story:
             for size in self.plan.opening:
                 await self.play(server, "calculator", size)
             await self.improve(server, "calculator")
+            await self.play(server, "calculator", self.plan.between)
             for size in self.plan.drifted:
                 await self.play(
                     server, "with legs", size, drifted=True, shown=self.plan.shown // len(self.plan.drifted)
