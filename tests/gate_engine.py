@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from tidegate.core.errors import AdapterError, EngineError
+from tidegate.core.errors import AdapterError, ConfigError, EngineError
 from tidegate.core.gate.policy import (
     GuardrailRules,
     LedgerRules,
@@ -132,7 +132,7 @@ class ScriptedEngine:
 
 
 class ExactVerifier:
-    """Passes the answer that equals the reference; a reference ``"raise"`` or ``"hang"`` breaks it."""
+    """Passes the answer that equals the reference; ``"raise"``, ``"marked"``, ``"missing"`` or ``"hang"`` break it."""
 
     name = "exact"
     version = "1"
@@ -146,6 +146,10 @@ class ExactVerifier:
     def judge(self, task: Task, transcript: Sequence[JsonObject]) -> Judgement:
         if task.reference == "raise":
             raise ZeroDivisionError("odd input")
+        if task.reference == "marked":
+            return Judgement(outcome=Outcome.FAIL, score=0.0, detail="verifier_error: odd input")
+        if task.reference == "missing":
+            raise ConfigError("the scorer's package is not installed")
         if task.reference == "hang":
             self.hanging.pop().wait()
         passed = task.reference == "anything" or transcript[-1]["content"] == task.reference

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
 import threading
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
@@ -18,6 +22,7 @@ from gate_engine import (
     share,
 )
 from tidegate.core.errors import GateError, StoreError
+from tidegate.core.gate.evidence import outcome_of
 from tidegate.core.types import Answer, GenerationRequest, Sampling, Task
 from tidegate.gate.arms import Arm
 from tidegate.gate.asking import (
@@ -30,6 +35,8 @@ from tidegate.gate.asking import (
     unique,
 )
 from tidegate.gate.evaluate import Grading, call_seed, evaluate
+from tidegate.ports.signals import Judgement
+from tidegate.signals.verifiers import gym
 
 SAMPLING = seeded(Sampling(temperature=0.7), "seed")
 
@@ -125,22 +132,69 @@ async def test_an_environment_that_raises_is_no_fault_of_the_model(engine: Scrip
     assert cut_short(answer)
 
 
-async def test_a_verifier_that_raises_or_hangs_fails_its_own_answer(engine: ScriptedEngine) -> None:
+async def test_a_verifier_that_raises_fails_the_answer_and_one_without_a_verdict_cuts_it_short(
+    engine: ScriptedEngine,
+) -> None:
     verifier = ExactVerifier()
     released = threading.Event()
     verifier.hanging.append(released)
-    tasks = [make_task("odd", reference="raise"), make_task("slow", reference="hang"), make_task("fine")]
+    tasks = [make_task(name, reference=name) for name in ("raise", "marked", "hang", "missing", "right")]
     try:
         answers = await run(engine, tasks, make_grading(timeout_s=0.3, verifiers={"exact": verifier}))
     finally:
         released.set()
     assert [answer.error for answer in answers] == [
         "verifier: exact raised ZeroDivisionError('odd input')",
-        "verifier: exact gave no verdict within 0.3 s",
+        "verifier: exact says 'verifier_error: odd input'",
+        "no verdict: exact gave none within 0.3 s",
+        'no verdict: exact raised ConfigError("the scorer\'s package is not installed")',
         None,
     ]
-    assert [answer.tokens for answer in answers] == [2, 2, 2]
-    assert not any(cut_short(answer) for answer in answers)
+    assert [answer.tokens for answer in answers] == [2] * 5
+    assert not any(answer.passed for answer in answers[:4])
+    assert [cut_short(answer) for answer in answers] == [False, False, True, True, False]
+    bits = [(outcome_of(answer).engine_error, outcome_of(answer).verifier_error) for answer in answers]
+    assert bits == [(False, True), (False, True), (True, False), (True, False), (False, False)]
+
+
+async def test_a_verifiers_own_timeout_is_no_verdict(engine: ScriptedEngine) -> None:
+    class Slow(ExactVerifier):
+        def judge(self, task: Task, transcript: object) -> Judgement:
+            raise TimeoutError("the sandbox did not start")
+
+    (answer,) = await run(engine, [make_task("one")], make_grading(verifiers={"exact": Slow()}))
+    assert answer.error == "no verdict: exact raised TimeoutError('the sandbox did not start')"
+    assert cut_short(answer)
+
+
+async def test_a_scorer_that_raises_within_reasoning_gym_is_counted(
+    engine: ScriptedEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def scorer(dataset: str) -> Callable[[str, dict[str, Any]], float]:
+        raise KeyError(dataset)
+
+    monkeypatch.setattr(gym, "_scorer", scorer)
+    task = replace(make_task("one"), verifier="reasoning_gym", reference={"dataset": "d", "entry": {"answer": "1"}})
+    (answer,) = await run(engine, [task], make_grading(verifiers={"reasoning_gym": gym.ReasoningGym()}))
+    assert outcome_of(answer).verifier_error
+    assert not cut_short(answer)
+
+
+async def test_verifiers_that_hang_hold_up_nobody_else(engine: ScriptedEngine) -> None:
+    """More of them than slots, and a default executor of one thread: the others are judged all the same."""
+    engine.skill["a"] = 1.0
+    asyncio.get_running_loop().set_default_executor(ThreadPoolExecutor(max_workers=1))
+    verifier = ExactVerifier()
+    released = threading.Event()
+    verifier.hanging.extend([released] * 3)
+    tasks = [*(make_task(f"h{number}", reference="hang") for number in range(3)), make_task("fine")]
+    try:
+        grading = make_grading(timeout_s=0.3, concurrency=1, verifiers={"exact": verifier})
+        answers = await run(engine, tasks, grading)
+        assert await asyncio.to_thread(lambda: "free") == "free"
+    finally:
+        released.set()
+    assert [answer.passed for answer in answers] == [False, False, False, True]
 
 
 async def test_silence_fails_even_where_the_verifier_would_pass_it(engine: ScriptedEngine) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import math
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -12,9 +13,11 @@ import pytest
 
 from gate_engine import (
     BASE,
+    ExactVerifier,
     GateWorld,
     adapter,
     make_candidate,
+    make_grading,
     make_policy,
     make_task,
     make_tasks,
@@ -33,8 +36,9 @@ from tidegate.core.gate import (
     gate_state,
     verify_audit,
 )
-from tidegate.core.types import AdapterRef, Answer, Sampling
+from tidegate.core.types import AdapterRef, Answer, JsonObject, Sampling, Task
 from tidegate.gate import Arm, KeyPair, verify_certificate
+from tidegate.ports.signals import Judgement
 
 
 @pytest.fixture
@@ -197,6 +201,27 @@ async def test_verifier_errors_are_counted(world: GateWorld) -> None:
         arm: {"engine": 0, "verifier": 1} for arm in ("challenger", "champion", "anchor")
     }
     assert result.reply is Reply.PROMOTE
+
+
+async def test_a_verifier_too_slow_for_the_champion_alone_wins_nothing(world: GateWorld) -> None:
+    """Load while one arm is graded is not that arm's failure: it is asked again, and too much of it abstains."""
+    loaded = True
+
+    class Loaded(ExactVerifier):
+        def judge(self, task: Task, transcript: Sequence[JsonObject]) -> Judgement:
+            nonlocal loaded
+            if world.progress and world.progress[-1] == ("challenger", 60, 60) and loaded:
+                raise TimeoutError("too much else to do")
+            return super().judge(task, transcript)
+
+    world.grading = make_grading(verifiers={"exact": Loaded()}, concurrency=1)
+    world.progress.clear()
+    result = await world.certify("good", 0.8, sealed_traffic(60))
+    assert isinstance(result.decision, Abstain)
+    assert "60 of 60 answers of the champion" in describe(result.decision)
+    assert world.sealed.answers("epoch-1", adapter("champion").sha256) == {}
+    loaded = False
+    assert (await world.certify("good", 0.8, sealed_traffic(60))).reply is Reply.PROMOTE
 
 
 async def test_two_certifications_at_once_take_two_looks(world: GateWorld) -> None:

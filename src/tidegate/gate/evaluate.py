@@ -1,8 +1,9 @@
 """Asking one adapter every task: the same prompts, seeds and decoding for each arm.
 
-Failures are attributed, never swallowed. An engine error, a timeout or a broken environment ends that episode
-as a failed answer whose ``error`` says so; a verifier that raises is a failed answer whose ``error`` starts
-with ``verifier:``. What such answers count for is :mod:`tidegate.core.gate.evidence`'s rule.
+Failures are attributed, never swallowed. An engine error, a timeout, a broken environment or a verifier that
+gives no verdict in time or cannot work here at all ends that episode as a failed answer whose ``error`` says so:
+it was cut short. A verifier that raises on an answer has seen it: a failed answer whose ``error`` starts with
+``verifier:``. What such answers count for is :mod:`tidegate.core.gate.evidence`'s rule.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ from __future__ import annotations
 import asyncio
 import hashlib
 from collections.abc import Awaitable, Callable, Mapping, Sequence
+from concurrent.futures import Executor, ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import TypeAlias
 
@@ -19,6 +21,8 @@ from tidegate.core.generation import collect
 from tidegate.core.rollout import Transcript, run_episode
 from tidegate.core.types import Answer, Choice, FinishReason, GenerationRequest, Messages, Outcome, Sampling, Task
 from tidegate.ports import Engine, Environment, Verifier
+from tidegate.ports.signals import VERIFIER_ERROR as JUDGED_ERROR
+from tidegate.ports.signals import Judgement
 
 SamplingOf: TypeAlias = Callable[[Task, int], Sampling]
 """Decoding settings, seed included, of a task's call with the given number."""
@@ -31,6 +35,14 @@ _SEED_BITS = 31  # what every engine accepts
 
 class _EnvironmentError(Exception):
     """An environment raised instead of answering with an error text."""
+
+
+class _NoVerdictError(Exception):
+    """Nothing was found out about the answer."""
+
+
+class _RaisedError(Exception):
+    """The verifier raised on the answer."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -102,9 +114,13 @@ async def evaluate(
     grading.check(tasks)
     slots = asyncio.Semaphore(grading.concurrency)
 
+    # A pool of its own: verifiers that hang would fill one that is shared. Threads start on demand, so that the
+    # room for every task is only used where verifiers do hang.
+    judges = ThreadPoolExecutor(max_workers=max(len(tasks), 1), thread_name_prefix="judge")
+
     async def answer(task: Task) -> Answer:
         async with slots:
-            result = await _answer(engine, adapter, adapter_sha256, task, sampling=sampling, grading=grading)
+            result = await _answer(engine, adapter, adapter_sha256, task, judges, sampling=sampling, grading=grading)
         if on_answer is not None:
             await on_answer(result)
         return result
@@ -114,6 +130,8 @@ async def evaluate(
             running = [group.create_task(answer(task)) for task in tasks]
     except ExceptionGroup as failures:
         raise failures.exceptions[0] from failures  # the first one ended the others; callers expect it bare
+    finally:
+        judges.shutdown(wait=False, cancel_futures=True)
     return [task.result() for task in running]
 
 
@@ -122,6 +140,7 @@ async def _answer(
     adapter: str | None,
     adapter_sha256: str,
     task: Task,
+    judges: Executor,
     *,
     sampling: SamplingOf,
     grading: Grading,
@@ -164,13 +183,11 @@ async def _answer(
     except TidegateError as error:
         return failed(f"engine: {error}")
     try:
-        async with asyncio.timeout(grading.timeout_s):
-            verifier = grading.verifiers[task.verifier]
-            judgement = await asyncio.to_thread(verifier.judge, task, transcript.messages)
-    except TimeoutError:
-        return failed(f"{VERIFIER_ERROR} {task.verifier} gave no verdict within {grading.timeout_s:g} s", transcript)
-    except Exception as error:  # noqa: BLE001 - a verifier is foreign code; its failure belongs to this answer alone
-        return failed(f"{VERIFIER_ERROR} {task.verifier} raised {error!r}", transcript)
+        judgement = await _judgement(task, transcript, judges, grading)
+    except _NoVerdictError as error:
+        return failed(f"no verdict: {task.verifier} {error}", transcript)
+    except _RaisedError as error:
+        return failed(f"{VERIFIER_ERROR} {task.verifier} {error}", transcript)
     return Answer(
         task_id=task.id,
         adapter_sha256=adapter_sha256,
@@ -182,6 +199,36 @@ async def _answer(
         tokens=transcript.tokens,
         seconds=max(grading.clock() - started, 0.0),
     )
+
+
+async def _judgement(task: Task, transcript: Transcript, judges: Executor, grading: Grading) -> Judgement:
+    """What the task's verifier says.
+
+    Raises:
+        _NoVerdictError: it took too long or says on purpose that it cannot work here. Load on the machine or a
+            missing package must not look like an arm's own wrong answer.
+        _RaisedError: it raised anything else, or says that its scorer did.
+    """
+    verifier = grading.verifiers[task.verifier]
+
+    def judge() -> Judgement | Exception:
+        try:
+            return verifier.judge(task, transcript.messages)
+        except Exception as error:  # noqa: BLE001 - foreign code; its failure belongs to this answer alone
+            return error
+
+    try:
+        async with asyncio.timeout(grading.timeout_s):
+            result = await asyncio.get_running_loop().run_in_executor(judges, judge)
+    except TimeoutError:
+        raise _NoVerdictError(f"gave none within {grading.timeout_s:g} s") from None
+    if isinstance(result, TidegateError | TimeoutError):
+        raise _NoVerdictError(f"raised {result!r}") from result
+    if isinstance(result, Exception):
+        raise _RaisedError(f"raised {result!r}") from result
+    if result.detail.partition(":")[0] == JUDGED_ERROR:
+        raise _RaisedError(f"says {result.detail!r}")
+    return result
 
 
 async def _first_choice(engine: Engine, request: GenerationRequest) -> Choice:

@@ -8,6 +8,9 @@ from typing import Protocol
 
 from tidegate.core.types import Json, JsonObject, Outcome, Task
 
+VERIFIER_ERROR = "verifier_error"
+"""How the ``detail`` of a judgement begins when a scorer raised on the answer instead of judging it."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Judgement:

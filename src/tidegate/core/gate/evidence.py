@@ -1,9 +1,9 @@
 """Recorded outcomes: what each arm did on each task, in a form that an audit line can hold.
 
-An answer that an engine error, a timeout or a broken environment cut short says nothing of the model. It
-counts against the challenger wherever it happened: as a failure of the challenger, as a success of the
-champion or anchor. Missing data can thus never help a promotion. A verifier that raised is different: it
-refused an answer that the model gave, so the answer is a failure of its own arm.
+An answer that an engine error, a timeout, a broken environment or a verifier without a verdict cut short says
+nothing of the model. It counts against the challenger wherever it happened: as a failure of the challenger, as a
+success of the champion or anchor. Missing data can thus never help a promotion. A verifier that raised on an
+answer is different: it refused what the model gave, so the answer is a failure of its own arm.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from tidegate.core.types import Answer, Task
 
 VERIFIER_ERROR = "verifier:"
-"""How ``Answer.error`` begins when a verifier raised; every other error is the infrastructure's."""
+"""How ``Answer.error`` begins when a verifier raised on the answer; every other error is the infrastructure's."""
 
 _FLAGS = {"p": "passed", "n": "no_reply", "i": "invalid_tool_call", "e": "engine_error", "v": "verifier_error"}
 

@@ -14,14 +14,13 @@ from typing import Any
 from tidegate.core.chat import TOOL_CALL_OPEN, content_text
 from tidegate.core.errors import RequestError, TidegateError
 from tidegate.core.types import JsonObject, Outcome
-from tidegate.ports.signals import Judgement
+from tidegate.ports.signals import VERIFIER_ERROR, Judgement
 
 RIGHT = "right"
 WRONG = "wrong"
 NO_REPLY = "no_reply"
 NO_TOOL_CALL = "no_tool_call"
 INVALID_TOOL_CALL = "invalid_tool_call"
-VERIFIER_ERROR = "verifier_error"
 
 _SHOWN = 80  # characters of a model's answer that are worth keeping in a verdict
 

@@ -14,8 +14,8 @@ from typing import Any
 
 from tidegate.core.errors import ConfigError
 from tidegate.core.types import Json, JsonObject, Task
-from tidegate.ports.signals import Judgement
-from tidegate.signals.verifiers.findings import VERIFIER_ERROR, WRONG, boundary, failed, final_text, right, shown
+from tidegate.ports.signals import VERIFIER_ERROR, Judgement
+from tidegate.signals.verifiers.findings import WRONG, boundary, failed, final_text, right, shown
 
 PASS_SCORE = 0.99
 
