@@ -15,6 +15,7 @@ from gate_engine import (
     BASE,
     ExactVerifier,
     GateWorld,
+    Looker,
     adapter,
     make_candidate,
     make_grading,
@@ -152,6 +153,60 @@ async def test_decoding_is_fixed_when_an_epoch_opens(world: GateWorld) -> None:
     settings = {(r.sampling.temperature, r.sampling.n, r.sampling.stop) for r in world.engine.requests}
     assert settings == {(0.9, 1, ("END",))}
     assert len({r.sampling.seed for r in world.engine.requests}) == 60
+
+
+def newer(verifier: ExactVerifier) -> ExactVerifier:
+    verifier.version = "2"
+    return verifier
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"max_calls": 1}, r"max_calls was 3, is 1\. "),
+        ({"timeout_s": 60.0}, r"timeout_s was 30\.0, is 60\.0\. "),
+        ({"verifiers": {"exact": newer(ExactVerifier())}}, r"verifiers was {'exact': '1'}, is {'exact': '2'}\. "),
+        (
+            {"max_calls": 1, "timeout_s": 60.0},
+            r"max_calls was 3, is 1; timeout_s was 30\.0, is 60\.0\. .*min_pairs is above the 45 tasks of epoch-1",
+        ),
+    ],
+)
+async def test_an_epoch_is_graded_in_one_way(world: GateWorld, change: dict[str, Any], words: str) -> None:
+    await world.certify("a", 0.4, sealed_traffic(45))
+    before = list(world.audit.read())
+    graded, world.grading = world.grading, make_grading(**change)
+    world.engine.requests.clear()
+    with pytest.raises(GateError, match=f"epoch-1 opened with another grading: {words}"):
+        await world.certify("b", 0.8, sealed_traffic(45))
+    assert list(world.audit.read()) == before
+    assert world.engine.requests == []
+    world.policy = make_policy(sealed__min_pairs=46)
+    later = [*sealed_traffic(45), *sealed_traffic(50, "u")]
+    assert (await world.certify("b", 0.4, later)).record.body["epoch"] == "epoch-2"
+    assert verify_audit(world.audit.read()).decisions == 2
+    world.grading = graded
+    with pytest.raises(GateError, match="epoch-2 opened with another grading"):
+        await world.certify("c", 0.4, later)
+
+
+async def test_what_no_task_uses_may_change_within_an_epoch(world: GateWorld) -> None:
+    await world.certify("a", 0.4, sealed_traffic(60))
+    more = {"exact": ExactVerifier(), "other": newer(ExactVerifier())}
+    world.grading = make_grading(verifiers=more, environments={}, concurrency=2)
+    assert (await world.certify("b", 0.4, sealed_traffic(60))).record.body["epoch_look"] == 2
+
+
+async def test_the_tools_of_an_environment_belong_to_the_grading(world: GateWorld) -> None:
+    traffic = [(f"user-{number}", make_task(f"w{number:03}", with_tools=True)) for number in range(45)]
+    await world.certify("a", 0.4, traffic)
+
+    class OtherLooker(Looker):
+        tools = ({"type": "function", "function": {"name": "peek"}},)
+
+    world.grading = make_grading(environments={"looker": OtherLooker()})
+    with pytest.raises(GateError, match=r"environments was \{'looker': "):
+        await world.certify("b", 0.4, traffic)
 
 
 async def test_a_look_stands_however_often_it_is_asked_for(world: GateWorld) -> None:

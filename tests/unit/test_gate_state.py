@@ -25,8 +25,8 @@ def log(*entries: tuple[str, dict[str, Any]]) -> list[AuditRecord]:
 
 
 def opened(number: int, size: int = 60) -> tuple[str, dict[str, Any]]:
-    body = {"epoch": f"epoch-{number}", "number": number, "commitment": "c", "size": size, "decoding": {}}
-    return "epoch_opened", body
+    body = {"epoch": f"epoch-{number}", "number": number, "commitment": "c", "size": size}
+    return "epoch_opened", {**body, "decoding": {}, "grading": {"max_calls": 3}}
 
 
 def look(decision: str, number: int, policy: Any = POLICY, **extra: Any) -> tuple[str, dict[str, Any]]:
@@ -97,6 +97,7 @@ def test_a_looser_policy_waits_for_the_next_window_and_a_tighter_one_does_not() 
     [
         [opened(2)],
         [("epoch_opened", {"number": 1})],
+        [("epoch_opened", {name: value for name, value in opened(1)[1].items() if name != "grading"})],
         [look("refuse", 1)],
         [opened(1), look("refuse", 2)],
         [opened(1), ("decision", {"decision": "refuse", "epoch": "epoch-1"})],

@@ -7,7 +7,9 @@ from collections.abc import Awaitable, Callable, Collection, Sequence
 from dataclasses import asdict, replace
 from typing import Any, TypeAlias
 
+from tidegate.core.errors import GateError
 from tidegate.core.gate.evidence import VERIFIER_ERROR
+from tidegate.core.gate.state import Epoch
 from tidegate.core.types import Answer, JsonObject, Sampling, Task
 from tidegate.gate.arms import Arm
 from tidegate.gate.evaluate import Grading, SamplingOf, call_seed, evaluate
@@ -87,6 +89,24 @@ def sealed_sample(
         users.add(user)
         chosen[task.id] = task
     return tuple(task for _, task in sorted(chosen.items()))
+
+
+def check_same_grading(epoch: Epoch, grading: Grading, tasks: Sequence[Task]) -> None:
+    """Refuse to compare new answers of an epoch with kept ones that were scored in another way.
+
+    Raises:
+        GateError: names the settings that differ from those that the epoch opened with.
+    """
+    now = grading.fingerprint(tasks)
+    differing = [name for name in sorted({*now, *epoch.grading}) if now.get(name) != epoch.grading.get(name)]
+    if differing:
+        changes = "; ".join(f"{name} was {epoch.grading.get(name)!r}, is {now.get(name)!r}" for name in differing)
+        raise GateError(
+            f"{epoch.id} opened with another grading: {changes}. Answers kept from before the change can't be compared "
+            "with answers from after it, so nothing was asked and no look spent. Restore the setting until the epoch "
+            "closes (at its first promotion or after its last look), or leave the epoch behind for a new one of fresh "
+            f"tasks: a policy whose sealed.min_pairs is above the {epoch.size} tasks of {epoch.id} does so"
+        )
 
 
 def unique(tasks: Sequence[Task]) -> tuple[Task, ...]:

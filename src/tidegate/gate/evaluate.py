@@ -13,11 +13,12 @@ import hashlib
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from concurrent.futures import Executor, ThreadPoolExecutor
 from dataclasses import dataclass
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 from tidegate.core.errors import EngineError, GateError, TidegateError
 from tidegate.core.gate.evidence import VERIFIER_ERROR
 from tidegate.core.generation import collect
+from tidegate.core.hashing import content_hash
 from tidegate.core.rollout import Transcript, run_episode
 from tidegate.core.types import Answer, Choice, FinishReason, GenerationRequest, Messages, Outcome, Sampling, Task
 from tidegate.ports import Engine, Environment, Verifier
@@ -76,6 +77,20 @@ class Grading:
                     f"task {task.id!r} needs the environment {task.environment!r}; "
                     f"registered: {sorted(self.environments)!r}"
                 )
+
+    def fingerprint(self, tasks: Sequence[Task]) -> dict[str, Any]:
+        """What decides how an answer to ``tasks`` is scored, as JSON; ``tasks`` have passed :meth:`check`.
+
+        Environments carry no version; the hash of the tools that they offer stands for one.
+        """
+        verifiers = sorted({task.verifier for task in tasks})
+        environments = sorted({task.environment for task in tasks if task.environment is not None})
+        return {
+            "max_calls": self.max_calls,
+            "timeout_s": self.timeout_s,
+            "verifiers": {name: self.verifiers[name].version for name in verifiers},
+            "environments": {name: content_hash(list(self.environments[name].tools)) for name in environments},
+        }
 
 
 def call_seed(epoch_seed: str, task_id: str, call_number: int) -> int:

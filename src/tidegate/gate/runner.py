@@ -32,6 +32,7 @@ from tidegate.gate.arms import Arm, check_challenger, loaded, logit_difference
 from tidegate.gate.asking import (
     SEED_RULE,
     ask,
+    check_same_grading,
     decoding_from_json,
     decoding_to_json,
     sealed_sample,
@@ -196,7 +197,8 @@ class Gate:
             decoding: the traffic's sampling settings; fixed for an epoch when it opens.
 
         Raises:
-            GateError: the arms do not fit the candidate or the engine, or a task can't be graded.
+            GateError: the arms do not fit the candidate or the engine, a task can't be graded, or the open epoch
+                began with another grading.
             EngineError: an adapter can't be loaded.
         """
         async with self._turn:
@@ -230,6 +232,7 @@ class Gate:
         if epoch is not None:
             tasks = await asyncio.to_thread(self._sealed.epoch_tasks, epoch.id)
             self._grading.check(tasks)
+            check_same_grading(epoch, self._grading, tasks)
             sampling = seeded(decoding_from_json(epoch.decoding), epoch.commitment)
             async with loaded(self._engine, *arms.values()):
                 for name, arm in arms.items():
@@ -268,6 +271,7 @@ class Gate:
             "commitment": commitment_of((task.id for task in tasks), salt),
             "size": len(tasks),
             "decoding": decoding_to_json(decoding),
+            "grading": self._grading.fingerprint(tasks),
             "policy_hash": self._policy.hash,
         }
         await self._append(EPOCH_OPENED, body)

@@ -29,7 +29,8 @@ SPENDING = ("promote", "refuse")
 class Epoch:
     """One sealed set: what was fixed when it opened, and how much of it is used up.
 
-    ``decoding`` holds the sampling settings that every arm answers with; ``closed`` says why no further
+    ``decoding`` holds the sampling settings that every arm answers with, ``grading`` what its answers are scored
+    by: answers are kept for a whole epoch and are only comparable when both stay. ``closed`` says why no further
     challenger may be looked at, None while one may.
     """
 
@@ -38,6 +39,7 @@ class Epoch:
     commitment: str
     size: int
     decoding: JsonObject
+    grading: JsonObject
     looks: int = 0
     closed: str | None = None
 
@@ -139,6 +141,7 @@ def _opened(state: GateState, body: JsonObject) -> GateState:
         commitment=body["commitment"],
         size=body["size"],
         decoding=body["decoding"],
+        grading=body["grading"],
     )
     return replace(state, epochs=(*state.epochs, epoch))
 
