@@ -98,6 +98,20 @@ async def test_metrics_count_what_happened(world: World) -> None:
     assert "secret" not in text
 
 
+async def test_the_recorders_events_are_read_at_each_scrape(world: World) -> None:
+    counts: dict[str, int] = {}
+    object.__setattr__(world.deps, "recorder_counts", lambda: counts)
+    async with running_server(world.app(), host="127.0.0.1", port=0, option="--port") as port:
+        served = World(port=port)
+        counts.update({"recorded": 3, "failed.busy": 1})
+        _, _, text = await served.call("GET", "/metrics")
+        assert sample(text, 'tidegate_recorder_events_total{event="recorded"}') == 3
+        assert sample(text, 'tidegate_recorder_events_total{event="failed.busy"}') == 1
+        counts["recorded"] = 4
+        _, _, text = await served.call("GET", "/metrics")
+        assert sample(text, 'tidegate_recorder_events_total{event="recorded"}') == 4
+
+
 async def test_a_client_that_left_is_counted_as_499(world: World) -> None:
     world.engine.hold_at = 1
     timeout = aiohttp.ClientTimeout(total=0.2)
@@ -131,8 +145,8 @@ class RecordingPublisher:
     calls: list[tuple[Any, ...]] = field(default_factory=list)
     failure: Exception | None = None
 
-    async def publish(self, candidate_id: str) -> Release:
-        return self._called("publish", candidate_id)
+    async def publish(self, candidate_id: str, *, against: str) -> Release:
+        return self._called("publish", candidate_id, against)
 
     async def promote(self, release_id: str) -> Release:
         return self._called("promote", release_id)
@@ -165,7 +179,7 @@ async def test_admin_calls_reach_the_publisher() -> None:
     bearer = {"authorization": f"Bearer {TOKEN}"}
     async with running_admin(publisher) as admin:
         for path, body in [
-            ("publish", {"candidate": "cand-1"}),
+            ("publish", {"candidate": "cand-1", "against": "base"}),
             ("promote", {"release": "r0"}),
             ("rollback", {"reason": "worse"}),
             ("rollback", {"to": "r0", "reason": "worse"}),
@@ -180,7 +194,7 @@ async def test_admin_calls_reach_the_publisher() -> None:
         status, _, answer = await admin.call("GET", "/admin/status", headers=bearer)
         assert answer == {"champion": RELEASE.id}
     assert publisher.calls == [
-        ("publish", "cand-1"),
+        ("publish", "cand-1", "base"),
         ("promote", "r0"),
         ("rollback", None, "worse"),
         ("rollback", "r0", "worse"),
@@ -212,7 +226,8 @@ async def test_admin_needs_its_token_everywhere() -> None:
 async def test_admin_refusals_have_openai_shape(failure: Exception, expected: int) -> None:
     bearer = {"authorization": f"Bearer {TOKEN}"}
     async with running_admin(RecordingPublisher(failure=failure)) as admin:
-        status, _, body = await admin.call("POST", "/admin/publish", json={"candidate": "x"}, headers=bearer)
+        wanted = {"candidate": "x", "against": "base"}
+        status, _, body = await admin.call("POST", "/admin/publish", json=wanted, headers=bearer)
         assert status == expected
         assert set(body["error"]) == {"message", "type", "param", "code"}
         assert "bug" not in body["error"]["message"]
@@ -222,8 +237,13 @@ async def test_admin_refusals_have_openai_shape(failure: Exception, expected: in
     ("path", "body", "told"),
     [
         ("publish", {}, "'candidate' is missing"),
-        ("publish", {"candidate": 5}, "'candidate' is 5"),
-        ("publish", {"candidate": "a", "force": True}, "'force' is True: extra inputs are not permitted"),
+        ("publish", {"candidate": "a"}, "'against' is missing"),
+        ("publish", {"candidate": 5, "against": "base"}, "'candidate' is 5"),
+        (
+            "publish",
+            {"candidate": "a", "against": "base", "force": True},
+            "'force' is True: extra inputs are not permitted",
+        ),
         ("promote", {"release": ""}, "at least 1 character"),
         ("rollback", {}, "'reason' is missing"),
     ],

@@ -2,16 +2,34 @@
 
 from __future__ import annotations
 
+import asyncio
+import threading
 from collections.abc import AsyncIterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from tidegate.core.errors import CertificateError, ConflictError, EngineError, NotFoundError
-from tidegate.core.types import AdapterRef, Candidate, CandidateState, GenerationEvent, GenerationRequest, Messages
+from tidegate.core.errors import (
+    CertificateError,
+    ConflictError,
+    EngineError,
+    NotFoundError,
+    RequestError,
+    StoreError,
+    TidegateError,
+)
+from tidegate.core.types import (
+    AdapterRef,
+    Candidate,
+    CandidateState,
+    GenerationEvent,
+    GenerationRequest,
+    Messages,
+    Release,
+)
 from tidegate.ports import EngineHealth, ProbeResult
-from tidegate.release import ANCHOR, CHAMPION, PREVIOUS, Publisher, Router
+from tidegate.release import ANCHOR, BARE_BASE, CHAMPION, PREVIOUS, Publisher, Router
 from tidegate.stores.memory import MemoryAuditLog, MemoryReleaseStore
 
 BASE = "b" * 64
@@ -27,6 +45,10 @@ class ShelfEngine:
         self.shelf: dict[str, AdapterRef] = {}
         self.lies: str | None = None
         self.loads = 0
+        self.probing = asyncio.Event()
+        self.may_probe = asyncio.Event()
+        self.may_probe.set()
+        self.probe_failure: TidegateError | None = None
 
     async def load(self, adapter: AdapterRef) -> None:
         self.loads += 1
@@ -43,6 +65,10 @@ class ShelfEngine:
 
     async def probe(self, name: str, *, against: str | None, prompts: Sequence[Messages]) -> ProbeResult:
         assert prompts
+        self.probing.set()
+        await self.may_probe.wait()
+        if self.probe_failure is not None:
+            raise self.probe_failure
         sha256 = "f" * 64 if self.lies == "other weights" else self.shelf[name].sha256
         same = self.lies == "base answers" or (against is not None and self.shelf[against].sha256 == sha256)
         return ProbeResult(name=name, sha256=sha256, max_logit_difference=0.0 if same else 1.5)
@@ -51,12 +77,40 @@ class ShelfEngine:
         return EngineHealth(ready=True, detail="", queued=0, running=0)
 
 
+class TroubledStore(MemoryReleaseStore):
+    """Fails or waits in a named method; ``entered`` says that a call has got there."""
+
+    def __init__(self) -> None:
+        super().__init__(MemoryAuditLog())
+        self.fails_in: str | None = None
+        self.waits_in: str | None = None
+        self.entered = threading.Event()
+        self.go_on = threading.Event()
+
+    def move_aliases(self, targets: Mapping[str, str], *, reason: str, time: float) -> None:
+        self._trouble("move_aliases")
+        super().move_aliases(targets, reason=reason, time=time)
+
+    def set_candidate_state(
+        self, candidate_id: str, state: CandidateState, *, reasons: Sequence[str], time: float
+    ) -> Candidate:
+        self._trouble("set_candidate_state")
+        return super().set_candidate_state(candidate_id, state, reasons=reasons, time=time)
+
+    def _trouble(self, method: str) -> None:
+        if method == self.fails_in:
+            raise StoreError("the disk is gone")
+        if method == self.waits_in:
+            self.entered.set()
+            assert self.go_on.wait(30)
+
+
 class World:
     """A publisher over real in-memory stores; certificates are plain data that name their content."""
 
     def __init__(self, tmp_path: Path) -> None:
         self.now = 100.0
-        self.store = MemoryReleaseStore(MemoryAuditLog())
+        self.store = TroubledStore()
         self.engine = ShelfEngine()
         self.certificates: dict[str, Mapping[str, Any]] = {}
         self.adapters = tmp_path
@@ -91,6 +145,11 @@ class World:
             self.store.set_candidate_state(candidate.id, state, reasons=("test",), time=self.now)
         return candidate.id
 
+    async def publish(self, candidate: str) -> Release:
+        """Publish a candidate that was judged against what is served."""
+        served = next(r for r in self.store.list_releases() if r.id == self.store.aliases()[CHAMPION])
+        return await self.publisher.publish(candidate, against=served.adapter_sha256 or BARE_BASE)
+
     def state(self, candidate: str) -> CandidateState:
         return next(c.state for c in self.store.list_candidates() if c.id == candidate)
 
@@ -112,9 +171,9 @@ async def test_first_start_serves_the_bare_base_as_release_0(world: World) -> No
 
 async def test_publishing_moves_alias_pointer_and_states(world: World) -> None:
     first, second = world.certified("1"), world.certified("2")
-    one = await world.publisher.publish(first)
+    one = await world.publish(first)
     world.now += 20  # the pin of the first question has expired
-    two = await world.publisher.publish(second)
+    two = await world.publish(second)
     assert (one.id, two.id) == ("m-r1-11111111", "m-r2-22222222")
     assert world.store.aliases() == {CHAMPION: two.id, PREVIOUS: one.id}
     assert world.serving() == two.id
@@ -123,8 +182,8 @@ async def test_publishing_moves_alias_pointer_and_states(world: World) -> None:
 
 async def test_publishing_again_after_a_crash_is_the_same_release(world: World) -> None:
     candidate = world.certified("1")
-    one = await world.publisher.publish(candidate)
-    assert await world.publisher.publish(candidate) == one
+    one = await world.publish(candidate)
+    assert await world.publish(candidate) == one
     assert len(world.store.list_releases()) == 2
 
 
@@ -137,24 +196,24 @@ async def test_only_certified_candidates_are_published(world: World, state: str)
     }
     candidate = world.candidate("1", *path[state])
     with pytest.raises(ConflictError, match=state):
-        await world.publisher.publish(candidate)
+        await world.publish(candidate)
     assert world.engine.loads == 0
 
 
 async def test_certified_state_without_certificate_serves_nothing(world: World) -> None:
     candidate = world.candidate("1", CandidateState.SCREENED, CandidateState.CERTIFIED)
     with pytest.raises(CertificateError):
-        await world.publisher.publish(candidate)
+        await world.publish(candidate)
     assert world.engine.loads == 0
     assert world.store.aliases() == {CHAMPION: "m-r0-base"}
 
 
 @pytest.mark.parametrize("lie", ["other weights", "base answers"])
 async def test_an_engine_that_answers_with_other_weights_gets_no_traffic(world: World, lie: str) -> None:
-    await world.publisher.publish(world.certified("1"))
+    await world.publish(world.certified("1"))
     world.engine.lies = lie
     with pytest.raises(EngineError, match="is not published"):
-        await world.publisher.publish(world.certified("2"))
+        await world.publish(world.certified("2"))
     assert world.store.aliases()[CHAMPION] == "m-r1-11111111"
     assert world.serving() == "m-r1-11111111"
     assert [adapter.name for adapter in await world.engine.list_adapters()] == ["m-r1-11111111"]
@@ -162,8 +221,8 @@ async def test_an_engine_that_answers_with_other_weights_gets_no_traffic(world: 
 
 async def test_rollback_is_a_new_release_of_the_old_content_and_can_be_undone(world: World) -> None:
     first, second = world.certified("1"), world.certified("2")
-    one = await world.publisher.publish(first)
-    two = await world.publisher.publish(second)
+    one = await world.publish(first)
+    two = await world.publish(second)
     loads = world.engine.loads
     back = await world.publisher.rollback(None, "users complain")
     assert (back.number, back.adapter_sha256, back.restores) == (3, one.adapter_sha256, one.id)
@@ -179,7 +238,7 @@ async def test_rollback_is_a_new_release_of_the_old_content_and_can_be_undone(wo
 
 
 async def test_rollback_to_the_bare_base_works_too(world: World) -> None:
-    await world.publisher.publish(world.certified("1"))
+    await world.publish(world.certified("1"))
     back = await world.publisher.rollback(None, "bad")
     assert (back.adapter_sha256, back.restores) == (None, "m-r0-base")
     assert world.serving() is None
@@ -188,7 +247,7 @@ async def test_rollback_to_the_bare_base_works_too(world: World) -> None:
 async def test_rollback_without_a_previous_champion_and_to_the_same_content_are_refused(world: World) -> None:
     with pytest.raises(ConflictError, match="no previous champion"):
         await world.publisher.rollback(None, "why not")
-    one = await world.publisher.publish(world.certified("1"))
+    one = await world.publish(world.certified("1"))
     with pytest.raises(ConflictError, match="same content"):
         await world.publisher.promote(one.id)
     with pytest.raises(NotFoundError, match="m-r9"):
@@ -196,17 +255,17 @@ async def test_rollback_without_a_previous_champion_and_to_the_same_content_are_
 
 
 async def test_a_person_signed_release_becomes_the_anchor_and_restored_ones_do_not(world: World) -> None:
-    one = await world.publisher.publish(world.certified("1", kind="person"))
+    one = await world.publish(world.certified("1", kind="person"))
     assert world.store.aliases()[ANCHOR] == one.id
-    await world.publisher.publish(world.certified("2"))
+    await world.publish(world.certified("2"))
     await world.publisher.rollback(None, "bad")
     assert world.store.aliases()[ANCHOR] == one.id
 
 
 async def test_a_restart_loads_what_the_store_wants_before_traffic(world: World) -> None:
-    await world.publisher.publish(world.certified("1", kind="person"))
-    await world.publisher.publish(world.certified("2"))
-    await world.publisher.publish(world.certified("3"))
+    await world.publish(world.certified("1", kind="person"))
+    await world.publish(world.certified("2"))
+    await world.publish(world.certified("3"))
     world.start()
     champion = await world.publisher.reconcile()
     assert champion.id == "m-r3-33333333"
@@ -215,7 +274,7 @@ async def test_a_restart_loads_what_the_store_wants_before_traffic(world: World)
 
 
 async def test_a_store_row_set_to_champion_by_hand_is_not_served(world: World) -> None:
-    await world.publisher.publish(world.certified("1"))
+    await world.publish(world.certified("1"))
     release = world.store.list_releases()[1]
     forged = type(release)(
         id="m-r2-forged", number=2, adapter_sha256="9" * 64, base_sha256=BASE, certificate=release.certificate,
@@ -230,10 +289,129 @@ async def test_a_store_row_set_to_champion_by_hand_is_not_served(world: World) -
 
 
 async def test_a_release_in_use_is_unloaded_only_after_its_last_user(world: World) -> None:
-    one = await world.publisher.publish(world.certified("1"))
+    one = await world.publish(world.certified("1"))
     with world.router.lease(one.id):
-        await world.publisher.publish(world.certified("2"))
-        await world.publisher.publish(world.certified("3"))
+        await world.publish(world.certified("2"))
+        await world.publish(world.certified("3"))
         assert one.id in world.engine.shelf
-    await world.publisher.publish(world.certified("4"))
+    await world.publish(world.certified("4"))
     assert one.id not in world.engine.shelf
+
+
+async def test_requests_are_answered_while_the_store_waits_for_its_lock(world: World) -> None:
+    candidate = world.certified("1")
+    world.store.waits_in = "move_aliases"
+    publishing = asyncio.create_task(world.publish(candidate))
+    async with asyncio.timeout(30):
+        assert await asyncio.to_thread(world.store.entered.wait, 30)  # the loop would stand still in a store call
+    assert world.serving() is None
+    assert not publishing.done()
+    world.store.go_on.set()
+    assert (await publishing).id == world.router.champion == "m-r1-11111111"
+
+
+async def test_a_caller_that_goes_away_leaves_no_half_swap(world: World) -> None:
+    candidate = world.certified("1")
+    world.store.waits_in = "move_aliases"
+    publishing = asyncio.create_task(world.publish(candidate))
+    async with asyncio.timeout(30):
+        await asyncio.to_thread(world.store.entered.wait, 30)
+        publishing.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await publishing
+        world.store.go_on.set()
+        again = await world.publish(candidate)  # waits for the first to end
+    assert again.id == world.router.champion == world.store.aliases()[CHAMPION] == "m-r1-11111111"
+    assert world.state(candidate) is CandidateState.CHAMPION
+
+
+@pytest.mark.parametrize("against", ["2" * 64, BARE_BASE])
+async def test_a_champion_other_than_the_candidate_was_judged_against_is_not_replaced(
+    world: World, against: str
+) -> None:
+    await world.publish(world.certified("1"))
+    loads = world.engine.loads
+    candidate = world.certified("3")
+    with pytest.raises(ConflictError, match=rf"judged against '{against[:12]}'.*is '111111111111'"):
+        await world.publisher.publish(candidate, against=against)
+    assert world.engine.loads == loads
+    assert world.serving() == "m-r1-11111111"
+    assert world.state(candidate) is CandidateState.CERTIFIED
+
+
+async def test_what_is_served_already_is_published_again_whatever_it_was_judged_against(world: World) -> None:
+    first, second = world.certified("1"), world.certified("2")
+    await world.publish(first)
+    two = await world.publisher.publish(second, against="1" * 64)
+    assert await world.publisher.publish(second, against="1" * 64) == two
+    await world.publisher.rollback(None, "bad")
+    back = await world.publisher.promote(two.id)
+    assert await world.publisher.publish(second, against="1" * 64) == back  # the same content, restored
+
+
+async def test_a_death_between_the_alias_and_the_states_is_made_good_by_repeating(world: World) -> None:
+    first, second = world.certified("1"), world.certified("2")
+    await world.publish(first)
+    world.store.fails_in = "set_candidate_state"
+    with pytest.raises(StoreError):
+        await world.publisher.publish(second, against="1" * 64)
+    assert (world.state(first), world.state(second)) == (CandidateState.CHAMPION, CandidateState.CERTIFIED)
+    world.store.fails_in = None
+    world.start()
+    await world.publisher.reconcile()
+    two = await world.publisher.publish(second, against="1" * 64)
+    assert two.id == world.router.champion == "m-r2-22222222"
+    assert (world.state(first), world.state(second)) == (CandidateState.RETIRED, CandidateState.CHAMPION)
+
+
+async def test_a_death_within_a_rollback_is_made_good_by_naming_its_target_again(world: World) -> None:
+    first, second = world.certified("1"), world.certified("2")
+    one = await world.publish(first)
+    await world.publish(second)
+    world.store.fails_in = "set_candidate_state"
+    with pytest.raises(StoreError):
+        await world.publisher.rollback(one.id, "bad")
+    world.store.fails_in = None
+    with pytest.raises(ConflictError, match="same content"):
+        await world.publisher.rollback(one.id, "bad")
+    assert (world.state(first), world.state(second)) == (CandidateState.CHAMPION, CandidateState.ROLLED_BACK)
+
+
+async def test_a_release_has_no_address_before_it_is_proven_and_committed(world: World) -> None:
+    candidate = world.certified("1")
+    world.engine.may_probe.clear()
+    publishing = asyncio.create_task(world.publish(candidate))
+    async with asyncio.timeout(30):
+        await world.engine.probing.wait()
+        assert "m-r1-11111111" in world.engine.shelf
+        with pytest.raises(NotFoundError):
+            world.router.resolve("m-r1-11111111", episode_id="e", user_key="u")
+        world.engine.may_probe.set()
+        await publishing
+    assert world.router.resolve("m-r1-11111111", episode_id="e", user_key="u").adapter == "m-r1-11111111"
+
+
+@pytest.mark.parametrize("trouble", ["probe", "commit"])
+async def test_a_failure_before_the_commit_leaves_nothing_loaded_or_addressable(world: World, trouble: str) -> None:
+    candidate = world.certified("1")
+    if trouble == "probe":
+        world.engine.probe_failure = RequestError("the template refuses the probe's prompts")
+    else:
+        world.store.fails_in = "move_aliases"
+    with pytest.raises((RequestError, StoreError)):
+        await world.publish(candidate)
+    assert not world.engine.shelf
+    assert [release.release_id for release in world.router.loaded()] == ["m-r0-base"]
+    assert (world.router.champion, world.store.aliases()) == ("m-r0-base", {CHAMPION: "m-r0-base"})
+    world.engine.probe_failure = world.store.fails_in = None
+    assert (await world.publish(candidate)).id == "m-r1-11111111"
+
+
+async def test_a_failed_rollback_does_not_unload_content_that_is_served(world: World) -> None:
+    one = await world.publish(world.certified("1"))
+    two = await world.publish(world.certified("2"))
+    world.store.fails_in = "move_aliases"
+    with pytest.raises(StoreError):
+        await world.publisher.rollback(None, "bad")
+    assert sorted(world.engine.shelf) == [one.id, two.id]
+    assert world.router.champion == two.id

@@ -99,6 +99,15 @@ def test_before_the_first_release_requests_are_told_so() -> None:
         resolved(router)
 
 
+def test_expired_pins_are_dropped_without_any_swap(router: Router, clock: Clock) -> None:
+    for number in range(200):
+        resolved(router, episode=f"early-{number}")
+    clock.now = 11.0
+    for number in range(56):
+        resolved(router, episode=f"late-{number}")
+    assert router.pinned_episodes == 56  # the last of them swept, before it was pinned itself
+
+
 @given(st.lists(st.tuples(st.sampled_from(["ask", "swap", "tick"]), st.integers(0, 5)), max_size=60))
 def test_an_episode_never_changes_release_while_it_is_alive(steps: list[tuple[str, int]]) -> None:
     clock = Clock()

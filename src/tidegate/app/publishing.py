@@ -19,9 +19,12 @@ from tidegate.release import Publisher, Router
 
 
 class PublishesReleases(Protocol):
-    """The slice of a publisher that commands and cycles use. Each method returns the release as JSON."""
+    """The slice of a publisher that commands and cycles use. Each method returns the release as JSON.
 
-    async def publish(self, candidate_id: str) -> JsonObject: ...
+    ``against`` is the content hash of the adapter that the candidate was judged against, or ``base``.
+    """
+
+    async def publish(self, candidate_id: str, *, against: str) -> JsonObject: ...
 
     async def promote(self, release_id: str) -> JsonObject: ...
 
@@ -40,8 +43,8 @@ class RemotePublisher:
         self._address = address
         self._headers = {"Authorization": f"Bearer {token}"}
 
-    async def publish(self, candidate_id: str) -> JsonObject:
-        return await self._post("publish", {"candidate": candidate_id})
+    async def publish(self, candidate_id: str, *, against: str) -> JsonObject:
+        return await self._post("publish", {"candidate": candidate_id, "against": against})
 
     async def promote(self, release_id: str) -> JsonObject:
         return await self._post("promote", {"release": release_id})
@@ -75,8 +78,8 @@ class LocalPublisher:
     def __init__(self, publisher: Publisher) -> None:
         self._publisher = publisher
 
-    async def publish(self, candidate_id: str) -> JsonObject:
-        return release_json(await self._publisher.publish(candidate_id))
+    async def publish(self, candidate_id: str, *, against: str) -> JsonObject:
+        return release_json(await self._publisher.publish(candidate_id, against=against))
 
     async def promote(self, release_id: str) -> JsonObject:
         return release_json(await self._publisher.promote(release_id))

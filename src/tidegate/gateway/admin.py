@@ -26,8 +26,8 @@ BodyT = TypeVar("BodyT", bound=BaseModel)
 class Publisher(Protocol):
     """Changes what is served. A refusal is one of our errors and leaves the champion as it was."""
 
-    async def publish(self, candidate_id: str) -> Release:
-        """Serve a certified candidate as a new release."""
+    async def publish(self, candidate_id: str, *, against: str) -> Release:
+        """Serve a certified candidate as a new release, unless another champion than ``against`` is served."""
         ...
 
     async def promote(self, release_id: str) -> Release:
@@ -57,9 +57,11 @@ class _Body(BaseModel):
 
 
 class PublishRequest(_Body):
-    """``candidate`` is the id of a certified candidate."""
+    """``candidate`` is the id of a certified candidate; ``against`` what it was judged against, as content hash
+    or the word ``base``."""
 
     candidate: str = Field(min_length=1)
+    against: str = Field(min_length=1)
 
 
 class PromoteRequest(_Body):
@@ -95,7 +97,7 @@ def create_admin(deps: AdminDependencies, token: str) -> FastAPI:
 
     async def publish(request: Request) -> Response:
         body = await _body(request, PublishRequest)
-        return JSONResponse(release_json(await deps.publisher.publish(body.candidate)))
+        return JSONResponse(release_json(await deps.publisher.publish(body.candidate, against=body.against)))
 
     async def promote(request: Request) -> Response:
         body = await _body(request, PromoteRequest)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Protocol
@@ -76,6 +76,7 @@ class GatewayDependencies:
         new_id: unique letters and digits, e.g. the hex form of a UUID.
         health: reasons beyond engine and champion why requests cannot be served now (a store that does not
             take writes); empty when there are none.
+        recorder_counts: the recorder's events since the start by kind, for ``/metrics``.
         monotonic: seconds for latencies.
     """
 
@@ -87,4 +88,5 @@ class GatewayDependencies:
     clock: Callable[[], float]
     new_id: Callable[[], str]
     health: Callable[[], Awaitable[Sequence[str]]] = _nothing_else
+    recorder_counts: Callable[[], Mapping[str, int]] = dict
     monotonic: Callable[[], float] = time.monotonic

@@ -39,7 +39,7 @@ def create_gateway(deps: GatewayDependencies, settings: ServerSettings) -> FastA
             f"server.host is {settings.host!r} and server.api_keys is empty, so that everybody in reach could use "
             "the API; set server.api_keys, or listen on '127.0.0.1'"
         )
-    metrics = GatewayMetrics()
+    metrics = GatewayMetrics(deps.recorder_counts)
     app = bare_app("Tidegate")
     app.state.metrics = metrics
     chat = ChatEndpoint(deps, metrics, settings)

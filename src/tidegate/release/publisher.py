@@ -1,21 +1,29 @@
 """From certified weights to served weights, and back.
 
 One path for publishing, promoting and rolling back: verify the certificate, load under an immutable name,
-probe that the loaded weights are the certified ones and change the logits, commit the alias, move the pointer.
-Whatever fails before the commit leaves the champion as it was. Never trains, never decides.
+probe that the loaded weights are the certified ones and change the logits, commit the alias, and only then make
+the release addressable and move the pointer. Whatever fails before the commit leaves the champion as it was and
+nothing else loaded. Never trains, never decides.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Sequence
+import logging
+from collections.abc import Callable, Coroutine, Sequence
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol
 
-from tidegate.core.errors import CertificateError, ConflictError, EngineError, NotFoundError
-from tidegate.core.types import AdapterRef, Candidate, CandidateState, JsonObject, Messages, Release
+from tidegate.core.errors import CertificateError, ConflictError, EngineError
+from tidegate.core.types import AdapterRef, CandidateState, JsonObject, Messages, Release
 from tidegate.ports import Engine, ReleaseStore
+from tidegate.release.records import ReleaseRecords
 from tidegate.release.router import ANCHOR, CHAMPION, PREVIOUS, RoutedRelease, Router
+
+_log = logging.getLogger(__name__)
+
+BARE_BASE = "base"
+"""What a candidate was judged against when no adapter was served yet."""
 
 PROBE_PROMPTS: tuple[Messages, ...] = (
     ({"role": "user", "content": "What is 2 + 2?"},),
@@ -56,7 +64,7 @@ class Publisher:
         clock: Callable[[], float],
         probe_prompts: Sequence[Messages] = PROBE_PROMPTS,
     ) -> None:
-        self._store = store
+        self._records = ReleaseRecords(store)
         self._engine = engine
         self._router = router
         self._check_certificate = check_certificate
@@ -66,6 +74,7 @@ class Publisher:
         self._clock = clock
         self._probe_prompts = probe_prompts
         self._one_at_a_time = asyncio.Lock()
+        self._changes: set[asyncio.Task[Release]] = set()
 
     async def reconcile(self) -> Release:
         """Load what the store says is wanted, before any traffic: champion, previous and anchor.
@@ -76,45 +85,37 @@ class Publisher:
             CertificateError, AdapterError: the champion cannot be served as certified; the server must not start.
         """
         async with self._one_at_a_time:
-            if not self._store.list_releases():
-                base = self._new_release(adapter_sha256=None, certificate=None)
-                self._store.add_release(base)
-                self._store.move_aliases({CHAMPION: base.id}, reason="first start", time=self._clock())
-            aliases = self._store.aliases()
-            champion = self._release(aliases[CHAMPION])
-            await self._load(champion)
+            if not await self._records.releases():
+                base = await self._new_release(adapter_sha256=None, certificate=None)
+                await self._records.commit(base, {CHAMPION: base.id}, reason="first start", time=self._clock())
+            aliases = await self._records.aliases()
+            champion = await self._records.release(aliases[CHAMPION])
+            await self._add(champion)
             self._router.point_champion_at(champion.id)
             for alias in (PREVIOUS, ANCHOR):
                 if alias in aliases and aliases[alias] != champion.id:
-                    await self._load(self._release(aliases[alias]))
+                    await self._add(await self._records.release(aliases[alias]))
             return champion
 
-    async def publish(self, candidate_id: str) -> Release:
+    async def publish(self, candidate_id: str, *, against: str) -> Release:
         """Serve a certified candidate as a new release. Repeating it after a crash gives the same release.
+
+        Args:
+            candidate_id: which one.
+            against: content hash of the adapter that it was judged against, or ``base`` for the bare base model.
 
         Raises:
             NotFoundError: no such candidate.
-            ConflictError: the candidate is not certified.
+            ConflictError: the candidate is not certified, or the champion is another than it was judged against.
             CertificateError, AdapterError, EngineError: it cannot be served; the champion stays.
         """
-        async with self._one_at_a_time:
-            candidate = self._candidate(candidate_id)
-            if candidate.state not in (CandidateState.CERTIFIED, CandidateState.CHAMPION):
-                raise ConflictError(
-                    f"candidate {candidate_id!r} is {candidate.state.value!r}; only a 'certified' one is published"
-                )
-            release = self._release_of(candidate.adapter_sha256)
-            if release is None:
-                certificate = self._certificate_of(candidate.adapter_sha256)
-                release = self._new_release(adapter_sha256=candidate.adapter_sha256, certificate=certificate)
-            return await self._swap(release, reason=f"published {candidate_id}", old_state=CandidateState.RETIRED)
+        return await self._to_its_end(self._publish(candidate_id, against))
 
     async def promote(self, release_id: str) -> Release:
         """Serve an earlier release's content again as a new release, e.g. after a rollback."""
-        async with self._one_at_a_time:
-            return await self._restore(
-                self._release(release_id), reason=f"promoted {release_id}", old_state=CandidateState.RETIRED
-            )
+        return await self._to_its_end(
+            self._restore(release_id, reason=f"promoted {release_id}", old_state=CandidateState.RETIRED)
+        )
 
     async def rollback(self, to: str | None, reason: str) -> Release:
         """Serve the previous champion's content (or that of release ``to``) again as a new release.
@@ -122,74 +123,114 @@ class Publisher:
         Raises:
             ConflictError: there is no previous champion.
         """
-        async with self._one_at_a_time:
-            target = to or self._store.aliases().get(PREVIOUS)
-            if target is None:
-                raise ConflictError("there is no previous champion to roll back to; name a release with 'to'")
-            return await self._restore(
-                self._release(target), reason=f"rollback: {reason}", old_state=CandidateState.ROLLED_BACK
-            )
+        return await self._to_its_end(
+            self._restore(to, reason=f"rollback: {reason}", old_state=CandidateState.ROLLED_BACK)
+        )
 
     async def status(self) -> JsonObject:
         """Champion, aliases and loaded releases."""
+        in_use = self._router.in_use
         return {
             "champion": self._router.champion,
-            "aliases": self._store.aliases(),
+            "aliases": await self._records.aliases(),
             "loaded": [
-                {
-                    "release": release.release_id,
-                    "adapter": release.adapter,
-                    "in_use": self._router.in_use(release.release_id),
-                }
-                for release in self._router.loaded()
+                {"release": loaded.release_id, "adapter": loaded.adapter, "in_use": in_use(loaded.release_id)}
+                for loaded in self._router.loaded()
             ],
             "replica": self._engine.replica,
             "base_sha256": self._engine.base_sha256,
         }
 
-    async def _restore(self, earlier: Release, *, reason: str, old_state: CandidateState) -> Release:
-        champion = self._release(self._store.aliases()[CHAMPION])
-        if champion.adapter_sha256 == earlier.adapter_sha256:
-            raise ConflictError(
-                f"release {earlier.id!r} holds the same content as the champion {champion.id!r}; nothing to do"
-            )
-        release = self._new_release(
-            adapter_sha256=earlier.adapter_sha256, certificate=earlier.certificate, restores=earlier.id
-        )
-        return await self._swap(release, reason=reason, old_state=old_state)
+    async def _to_its_end(self, change: Coroutine[Any, Any, Release]) -> Release:
+        """A caller that is cancelled stops waiting; the change ends, since its commit cannot be called back."""
+        task = asyncio.create_task(change)
+        self._changes.add(task)
+        task.add_done_callback(self._changes.discard)
+        return await asyncio.shield(task)
 
-    async def _swap(self, release: Release, *, reason: str, old_state: CandidateState) -> Release:
-        aliases = self._store.aliases()
-        if aliases[CHAMPION] == release.id:
-            return release
-        old = self._release(aliases[CHAMPION])
-        await self._load(release)
-        try:
-            await self._prove(release, old)
-        except EngineError:
-            self._router.remove(release.id)
-            await self._unload_unneeded()
-            raise
-        now = self._clock()
-        self._store.add_release(release)
+    async def _publish(self, candidate_id: str, against: str) -> Release:
+        async with self._one_at_a_time:
+            candidate = await self._records.candidate(candidate_id)
+            if candidate.state not in (CandidateState.CERTIFIED, CandidateState.CHAMPION):
+                raise ConflictError(
+                    f"candidate {candidate_id!r} is {candidate.state.value!r}; only a 'certified' one is published"
+                )
+            reason, content = f"published {candidate_id}", candidate.adapter_sha256
+            aliases = await self._records.aliases()
+            champion = await self._records.release(aliases[CHAMPION])
+            if champion.adapter_sha256 == content:
+                await self._finish(champion, aliases.get(PREVIOUS), reason=reason, old_state=CandidateState.RETIRED)
+                return champion
+            served = champion.adapter_sha256 or BARE_BASE
+            if served != against:
+                raise ConflictError(
+                    f"candidate {candidate_id!r} was judged against {against[:12]!r}, but the champion {champion.id!r} "
+                    f"is {served[:12]!r}; have it judged again with 'tidegate cycle run --candidate DIRECTORY'"
+                )
+            release = await self._records.first_of(content)
+            if release is None:
+                certificate = await asyncio.to_thread(self._certificate_of, content)
+                release = await self._new_release(adapter_sha256=content, certificate=certificate)
+            return await self._swap(release, champion, reason=reason, old_state=CandidateState.RETIRED)
+
+    async def _restore(self, release_id: str | None, *, reason: str, old_state: CandidateState) -> Release:
+        async with self._one_at_a_time:
+            aliases = await self._records.aliases()
+            target = release_id or aliases.get(PREVIOUS)
+            if target is None:
+                raise ConflictError("there is no previous champion to roll back to; name a release with 'to'")
+            earlier = await self._records.release(target)
+            champion = await self._records.release(aliases[CHAMPION])
+            if champion.adapter_sha256 == earlier.adapter_sha256:
+                await self._finish(champion, aliases.get(PREVIOUS), reason=reason, old_state=old_state)
+                raise ConflictError(
+                    f"release {earlier.id!r} holds the same content as the champion {champion.id!r}; nothing to do"
+                )
+            release = await self._new_release(
+                adapter_sha256=earlier.adapter_sha256, certificate=earlier.certificate, restores=earlier.id
+            )
+            return await self._swap(release, champion, reason=reason, old_state=old_state)
+
+    async def _swap(self, release: Release, old: Release, *, reason: str, old_state: CandidateState) -> Release:
         targets = {CHAMPION: release.id, PREVIOUS: old.id}
         if release.certificate is not None and release.certificate.get("kind") == "person" and not release.restores:
             targets[ANCHOR] = release.id
-        self._store.move_aliases(targets, reason=reason, time=now)
+        adapter = await self._engine_name(release)
+        try:
+            routed = await self._load(release, adapter)
+            await self._prove(release, adapter, old)
+            await self._records.commit(release, targets, reason=reason, time=self._clock())
+        except BaseException:
+            await self._discard(adapter)
+            raise
+        self._router.add(routed, created_at=release.created_at)
         self._router.point_champion_at(release.id)
-        self._move_candidates(release, old, reason=reason, old_state=old_state, time=now)
-        await self._unload_unneeded()
+        await self._finish(release, old.id, reason=reason, old_state=old_state)
         return release
 
-    async def _load(self, release: Release) -> None:
-        """Check and load a release's content; the name in the engine is that of the content's first release."""
-        adapter: str | None = None
-        if release.adapter_sha256 is not None:
-            self._check_certificate(
-                release.certificate, adapter_sha256=release.adapter_sha256, base_sha256=self._engine.base_sha256
+    async def _finish(self, release: Release, old_id: str | None, *, reason: str, old_state: CandidateState) -> None:
+        """Everything after the commit; repeating it after a crash completes it."""
+        if self._router.champion != release.id:
+            await self._add(release)
+            self._router.point_champion_at(release.id)
+        old = None if old_id is None else await self._records.release(old_id)
+        await self._records.move_candidates(release, old, reason=reason, old_state=old_state, time=self._clock())
+        await self._unload_unneeded()
+
+    async def _add(self, release: Release) -> None:
+        """Load what an alias names already, and make it addressable."""
+        routed = await self._load(release, await self._engine_name(release))
+        self._router.add(routed, created_at=release.created_at)
+
+    async def _load(self, release: Release, adapter: str | None) -> RoutedRelease:
+        """Check a release's content and load it into the engine; nobody can address it yet."""
+        if adapter is not None and release.adapter_sha256 is not None:
+            await asyncio.to_thread(
+                self._check_certificate,
+                release.certificate,
+                adapter_sha256=release.adapter_sha256,
+                base_sha256=self._engine.base_sha256,
             )
-            first = self._release_of(release.adapter_sha256) or release
-            adapter = first.id
             directory = self._adapters_dir / release.adapter_sha256
             await self._engine.load(AdapterRef(name=adapter, path=directory, sha256=release.adapter_sha256))
         elif release.base_sha256 != self._engine.base_sha256:
@@ -197,12 +238,17 @@ class Publisher:
                 f"release {release.id!r} is the base model {release.base_sha256[:12]}, the engine serves "
                 f"{self._engine.base_sha256[:12]}; start with the model that this data directory was made with"
             )
-        self._router.add(RoutedRelease(release_id=release.id, adapter=adapter), created_at=release.created_at)
+        return RoutedRelease(release_id=release.id, adapter=adapter)
 
-    async def _prove(self, release: Release, old: Release) -> None:
+    async def _engine_name(self, release: Release) -> str | None:
+        """The name in the engine is that of the content's first release; the bare base model has none."""
+        if release.adapter_sha256 is None:
+            return None
+        return (await self._records.first_of(release.adapter_sha256) or release).id
+
+    async def _prove(self, release: Release, adapter: str | None, old: Release) -> None:
         """The loaded bytes are the certified ones, and they answer differently from the old release."""
-        by_id = {loaded.release_id: loaded for loaded in self._router.loaded()}
-        adapter, against = by_id[release.id].adapter, by_id[old.id].adapter
+        against = await self._engine_name(old)
         probed, base = (adapter, against) if adapter is not None else (against, adapter)
         if probed is None:
             raise EngineError("both releases are the bare base model; a swap would change nothing")
@@ -216,54 +262,38 @@ class Publisher:
         if problem is not None:
             raise EngineError(f"release {release.id!r} is not published: {problem}")
 
-    def _move_candidates(
-        self, release: Release, old: Release, *, reason: str, old_state: CandidateState, time: float
-    ) -> None:
-        for candidate in self._store.list_candidates():
-            if candidate.adapter_sha256 == old.adapter_sha256 and candidate.state is CandidateState.CHAMPION:
-                self._store.set_candidate_state(candidate.id, old_state, reasons=(reason,), time=time)
-            elif candidate.adapter_sha256 == release.adapter_sha256:
-                self._store.set_candidate_state(candidate.id, CandidateState.CHAMPION, reasons=(reason,), time=time)
+    async def _discard(self, adapter: str | None) -> None:
+        """Unload what a failed attempt loaded, unless a served release has the same content."""
+        if adapter is None or adapter in {served.adapter for served in self._router.loaded()}:
+            return
+        try:
+            await self._engine.unload(adapter)
+        except Exception:  # noqa: BLE001 - the caller has to hear what made the attempt fail
+            _log.exception("%r was not published and could not be unloaded; the next swap tries again", adapter)
 
     async def _unload_unneeded(self) -> None:
         """Drop releases that no alias names and nobody uses; the engine forgets content with its last release."""
-        wanted = set(self._store.aliases().values())
+        wanted = set((await self._records.aliases()).values())
         for release in self._router.loaded():
             if release.release_id not in wanted:
                 self._router.remove(release.release_id)
         kept = {release.adapter for release in self._router.loaded()}
-        for adapter in await self._engine.list_adapters():
-            if adapter.name not in kept:
-                await self._engine.unload(adapter.name)
+        try:
+            for adapter in await self._engine.list_adapters():
+                if adapter.name not in kept:
+                    await self._engine.unload(adapter.name)
+        except EngineError:
+            # The swap is committed and served; the next one unloads again.
+            _log.exception("adapters that nobody needs could not be unloaded")
 
-    def _new_release(
+    async def _new_release(
         self, *, adapter_sha256: str | None, certificate: JsonObject | None, restores: str | None = None
     ) -> Release:
-        number = max((release.number for release in self._store.list_releases()), default=-1) + 1
-        suffix = adapter_sha256[:8] if adapter_sha256 else "base"
-        return Release(
-            id=f"{self._model_name}-r{number}-{suffix}",
-            number=number,
+        return await self._records.new_release(
+            model_name=self._model_name,
             adapter_sha256=adapter_sha256,
             base_sha256=self._engine.base_sha256,
             certificate=certificate,
-            created_at=self._clock(),
+            time=self._clock(),
             restores=restores,
         )
-
-    def _release_of(self, adapter_sha256: str) -> Release | None:
-        """The first release of a content."""
-        matches = (r for r in self._store.list_releases() if r.adapter_sha256 == adapter_sha256)
-        return next(matches, None)
-
-    def _release(self, release_id: str) -> Release:
-        releases = {release.id: release for release in self._store.list_releases()}
-        if release_id not in releases:
-            raise NotFoundError(f"release {release_id!r} does not exist; 'tidegate releases list' shows all")
-        return releases[release_id]
-
-    def _candidate(self, candidate_id: str) -> Candidate:
-        candidates = {candidate.id: candidate for candidate in self._store.list_candidates()}
-        if candidate_id not in candidates:
-            raise NotFoundError(f"candidate {candidate_id!r} does not exist; known: {sorted(candidates)}")
-        return candidates[candidate_id]

@@ -18,6 +18,9 @@ CHAMPION = "champion"
 PREVIOUS = "previous"
 ANCHOR = "anchor"
 
+_SWEEP_EVERY = 256
+"""Requests between two sweeps of expired pins: without swaps nothing else would drop them."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RoutedRelease:
@@ -50,6 +53,7 @@ class Router:
         self._champion: str | None = None
         self._leases: Counter[str] = Counter()
         self._pins: dict[str, _Pin] = {}
+        self._resolved = 0
 
     @property
     def champion(self) -> str | None:
@@ -100,6 +104,9 @@ class Router:
             NotFoundError: no such model, or no release is served yet.
         """
         del user_key
+        self._resolved += 1
+        if self._resolved % _SWEEP_EVERY == 0:
+            self._drop_expired_pins()
         if model in self._loaded:
             return self._loaded[model][0]
         if model not in (self._model_name, CHAMPION):
@@ -113,6 +120,11 @@ class Router:
             pin = self._pins[episode_id] = _Pin(self._champion, now)
         pin.last_used = now
         return self._loaded[pin.release_id][0]
+
+    @property
+    def pinned_episodes(self) -> int:
+        """How many episodes the router remembers."""
+        return len(self._pins)
 
     def end_episode(self, episode_id: str) -> None:
         """An episode that answered without a tool call holds its release no longer than its next request."""

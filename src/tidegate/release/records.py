@@ -1,0 +1,106 @@
+"""The release store as the publisher asks it: off the event loop, by what is looked for.
+
+A store call may wait seconds for a lock and milliseconds for a disk; the loop that calls here answers requests
+meanwhile. Whoever needs several calls to belong together holds the publisher's lock.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping
+
+from tidegate.core.errors import NotFoundError
+from tidegate.core.types import Candidate, CandidateState, JsonObject, Release
+from tidegate.ports import ReleaseStore
+
+
+class ReleaseRecords:
+    """Each method raises StoreError when the store is away."""
+
+    def __init__(self, store: ReleaseStore) -> None:
+        self._store = store
+
+    async def aliases(self) -> dict[str, str]:
+        """Alias to release id."""
+        return await asyncio.to_thread(self._store.aliases)
+
+    async def releases(self) -> list[Release]:
+        """All releases by number."""
+        return await asyncio.to_thread(self._store.list_releases)
+
+    async def release(self, release_id: str) -> Release:
+        """One release.
+
+        Raises:
+            NotFoundError: there is none of this id.
+        """
+        releases = {release.id: release for release in await self.releases()}
+        if release_id not in releases:
+            raise NotFoundError(f"release {release_id!r} does not exist; 'tidegate releases list' shows all")
+        return releases[release_id]
+
+    async def first_of(self, adapter_sha256: str) -> Release | None:
+        """The first release of a content, which gives the content its name in the engine."""
+        matches = (release for release in await self.releases() if release.adapter_sha256 == adapter_sha256)
+        return next(matches, None)
+
+    async def candidate(self, candidate_id: str) -> Candidate:
+        """One candidate.
+
+        Raises:
+            NotFoundError: there is none of this id.
+        """
+        candidates = {candidate.id: candidate for candidate in await asyncio.to_thread(self._store.list_candidates)}
+        if candidate_id not in candidates:
+            raise NotFoundError(f"candidate {candidate_id!r} does not exist; known: {sorted(candidates)}")
+        return candidates[candidate_id]
+
+    async def new_release(
+        self,
+        *,
+        model_name: str,
+        adapter_sha256: str | None,
+        base_sha256: str,
+        certificate: JsonObject | None,
+        time: float,
+        restores: str | None = None,
+    ) -> Release:
+        """A release under the next number, not stored yet."""
+        number = max((release.number for release in await self.releases()), default=-1) + 1
+        suffix = adapter_sha256[:8] if adapter_sha256 else "base"
+        return Release(
+            id=f"{model_name}-r{number}-{suffix}",
+            number=number,
+            adapter_sha256=adapter_sha256,
+            base_sha256=base_sha256,
+            certificate=certificate,
+            created_at=time,
+            restores=restores,
+        )
+
+    async def commit(self, release: Release, targets: Mapping[str, str], *, reason: str, time: float) -> None:
+        """Store a release and point aliases at it; a crash between the two leaves a release that nothing names."""
+
+        def write() -> None:
+            self._store.add_release(release)
+            self._store.move_aliases(targets, reason=reason, time=time)
+
+        await asyncio.to_thread(write)
+
+    async def move_candidates(
+        self, release: Release, old: Release | None, *, reason: str, old_state: CandidateState, time: float
+    ) -> None:
+        """The content of ``release`` is the champion, that of ``old`` was; repeating it changes nothing."""
+
+        def write() -> None:
+            for candidate in self._store.list_candidates():
+                if candidate.adapter_sha256 == release.adapter_sha256:
+                    self._store.set_candidate_state(candidate.id, CandidateState.CHAMPION, reasons=(reason,), time=time)
+                elif (
+                    old is not None
+                    and candidate.adapter_sha256 == old.adapter_sha256
+                    and candidate.state is CandidateState.CHAMPION
+                ):
+                    self._store.set_candidate_state(candidate.id, old_state, reasons=(reason,), time=time)
+
+        await asyncio.to_thread(write)
