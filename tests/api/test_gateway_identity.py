@@ -114,6 +114,11 @@ async def test_later_calls_of_the_episode_declare_nothing(world: World) -> None:
     assert world.only_record.task is None
 
 
+async def test_a_side_line_call_declares_no_task(world: World) -> None:
+    status, _, _ = await world.post(ask("summarise", metadata={**TASK, "tidegate_line": "side"}))
+    assert (status, world.only_record.main_line, world.only_record.task) == (200, False, None)
+
+
 async def test_task_ids_are_content(world: World) -> None:
     bodies = [
         ask("2+2", metadata=TASK),

@@ -190,8 +190,8 @@ class Episode:
 
     @property
     def task(self) -> Task | None:
-        """The replayable task that opened the episode, if its caller declared one."""
-        return next((i.task for i in self.interactions if i.task is not None), None)
+        """The replayable task that opened the episode's main line, if its caller declared one."""
+        return next((i.task for i in self.interactions if i.main_line and i.task is not None), None)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -82,7 +82,8 @@ def plan_call(raw: JsonObject, headers: Headers, deps: GatewayDependencies, *, s
     messages: Messages = tuple(raw["messages"])
     tools = chat.offered_tools(raw)
     identity = identify(chat, raw, headers, new_id=deps.new_id, split_of=deps.split_of)
-    task = declared_task(chat.metadata or {}, messages, tools)
+    # a helper's call carries its agent's metadata along; its own prompt is not what the task asks
+    task = declared_task(chat.metadata or {}, messages, tools) if identity.main_line else None
     if task is not None:
         deps.check_task(task)
     return ChatCall(
