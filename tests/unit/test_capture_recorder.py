@@ -139,12 +139,14 @@ async def test_a_single_store_error_among_good_records_fails_one_caller():
         assert [n for n, result in enumerate(found) if isinstance(result, StoreError)] == [3, 5]
 
 
-async def test_a_fault_in_a_store_reaches_the_caller_and_does_not_end_the_recorder():
+async def test_a_fault_in_a_store_reaches_the_caller_and_does_not_end_the_recorder(caplog: pytest.LogCaptureFixture):
     store = Gate()
     async with recording(store, MemoryTrajectoryStore("sealed")) as recorder:
         store.failure = lambda _: KeyError("bug")
         with pytest.raises(StoreError, match="KeyError"):
             await recorder.record(interaction())
+        assert "Traceback" in caplog.text
+        assert "KeyError: 'bug'" in caplog.text
         store.failure = lambda _: None
         await recorder.record(interaction())
 

@@ -315,7 +315,9 @@ async def test_a_full_queue_refuses_at_once(model_dir: Path) -> None:
             await stream.aclose()
 
 
-async def test_an_exception_in_a_step_fails_its_batch_and_the_engine_goes_on(engine: EmbeddedEngine) -> None:
+async def test_an_exception_in_a_step_fails_its_batch_and_the_engine_goes_on(
+    engine: EmbeddedEngine, caplog: pytest.LogCaptureFixture
+) -> None:
     def explode(*_: object) -> None:
         handle.remove()
         raise RuntimeError("the model broke")
@@ -327,6 +329,8 @@ async def test_an_exception_in_a_step_fails_its_batch_and_the_engine_goes_on(eng
         async for _ in stream:
             pass
     assert "the model broke" in (await engine.health()).detail
+    assert "RuntimeError: the model broke" in caplog.text
+    assert "Traceback" in caplog.text
     assert (await engine.health()).ready
     assert len((await answer(engine, call("next", max_tokens=3)))[1][0].token_ids) >= 1
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import AsyncGenerator, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -11,9 +12,12 @@ from tidegate.ports import Engine
 
 
 def model_name(settings: Settings) -> str:
-    """Name of the model in ``/v1/models`` and release ids: letters, digits, dots, dashes and underscores."""
+    """Name of the model in ``/v1/models`` and release ids: ASCII letters, digits, dots, dashes and underscores.
+
+    Release ids go out in headers, which hold no others. Never empty.
+    """
     name = settings.model.name or settings.model.path.rstrip("/").rsplit("/", 1)[-1]
-    return "".join(c if c.isalnum() or c in "._-" else "-" for c in name).strip("-.") or "model"
+    return re.sub(r"[^A-Za-z0-9._-]", "-", name).strip("-.") or "model"
 
 
 def resolve_base(settings: Settings, *, progress: Callable[[str], None] | None = None) -> Path:

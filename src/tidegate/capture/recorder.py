@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
 import threading
 from collections import Counter, deque
 from collections.abc import Callable, Iterable, Sequence
@@ -18,6 +19,7 @@ from tidegate.capture.routing import RecordStore, Stores
 from tidegate.core.errors import RequestError, StoreError, TidegateError
 from tidegate.core.types import Feedback, Interaction, Split
 
+_log = logging.getLogger(__name__)
 _T = TypeVar("_T")
 
 _GIVE_UP_AFTER = 2  # failures in a row that show that the store is away, not that a record is bad
@@ -213,6 +215,7 @@ def _attempt(call: Callable[[], _T]) -> _T | TidegateError:
     except TidegateError as error:
         return error
     except Exception as error:  # noqa: BLE001 - the boundary: a dead writer would leave every caller waiting for ever
+        _log.exception("the store failed unexpectedly")
         failure = StoreError(f"recording failed: {type(error).__name__}: {error}; this is a fault of the store")
         failure.__cause__ = error
         return failure

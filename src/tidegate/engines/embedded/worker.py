@@ -6,6 +6,7 @@ Callers talk to it through a guarded inbox; it talks back in one batch a step an
 from __future__ import annotations
 
 import asyncio
+import logging
 import threading
 from collections import deque
 from collections.abc import Callable
@@ -19,6 +20,7 @@ from tidegate.core.types import GenerationEvent
 from tidegate.engines.embedded.lane import Lane
 from tidegate.engines.embedded.rows import Row
 
+_log = logging.getLogger(__name__)
 T = TypeVar("T")
 _Item = GenerationEvent | TidegateError
 
@@ -167,6 +169,7 @@ class DecodeWorker:
                 while self._turn():
                     pass
         except BaseException as error:
+            _log.exception("the decode thread ended")
             reason = self.last_error = f"the decode thread ended: {type(error).__name__}: {error}"
             raise
         finally:
@@ -199,6 +202,7 @@ class DecodeWorker:
         try:
             lane.step()
         except Exception as error:  # noqa: BLE001 - whatever the model raises fails this batch and no other
+            _log.exception("the model failed while it computed a batch")
             self.last_error = f"{type(error).__name__}: {error}"
             lane.fail_running(EngineError(f"the model failed while it computed this batch: {self.last_error}"))
 
