@@ -62,6 +62,15 @@ def test_an_audit_body_that_is_no_json_is_refused_and_leaves_no_gap(backend: Bac
     assert verify_chain(backend.audit.read()) == 2
 
 
+def test_a_record_may_ask_for_the_head_that_it_follows(backend: Backend):
+    assert backend.audit.append("note", {}, time=1.0, expected_head_seq=0).seq == 1
+    for seq in (0, 2):
+        with pytest.raises(ConflictError, match=f"ends at record 1; {seq} was expected"):
+            backend.audit.append("note", {}, time=2.0, expected_head_seq=seq)
+    assert backend.audit.append("note", {}, time=2.0, expected_head_seq=1).seq == 2
+    assert verify_chain(backend.audit.read()) == 2
+
+
 def test_a_decision_record_is_also_a_decision(backend: Backend):
     backend.audit.append("note", {}, time=1.0)
     body = {"candidate": "cand-1", "decision": "promote", "epoch": "s1", "wins": 9}

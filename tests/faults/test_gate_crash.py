@@ -46,8 +46,8 @@ class FusedAudit:
     def __init__(self, inner: Any, fuse: Fuse) -> None:
         self.inner, self.fuse = inner, fuse
 
-    def append(self, kind: str, body: JsonObject, *, time: float) -> AuditRecord:
-        return self.fuse.write(lambda: self.inner.append(kind, body, time=time))
+    def append(self, kind: str, body: JsonObject, **options: Any) -> AuditRecord:
+        return self.fuse.write(lambda: self.inner.append(kind, body, **options))
 
     def read(self, *, after_seq: int = 0) -> Iterator[AuditRecord]:
         return self.inner.read(after_seq=after_seq)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -37,7 +37,7 @@ from tidegate.core.gate import (
     gate_state,
     verify_audit,
 )
-from tidegate.core.types import AdapterRef, Answer, JsonObject, Sampling, Task
+from tidegate.core.types import AdapterRef, Answer, AuditRecord, JsonObject, Sampling, Task
 from tidegate.gate import Arm, KeyPair, verify_certificate
 from tidegate.ports.signals import Judgement
 
@@ -296,6 +296,70 @@ async def test_two_certifications_at_once_take_two_looks(world: GateWorld) -> No
     results = await asyncio.gather(certify("a"), certify("b"))
     assert sorted(result.record.body["epoch_look"] for result in results) == [1, 2]
     assert verify_audit(world.audit.read()).decisions == 2
+
+
+class Meanwhile:
+    """An audit log onto which ``write`` puts something at its next reads, just after the reader saw the rest."""
+
+    def __init__(self, inner: Any, write: Callable[[Any], object], *, reads: Collection[int]) -> None:
+        self.inner, self.write, self.reads, self.number = inner, write, reads, 0
+
+    def append(self, kind: str, body: JsonObject, **options: Any) -> AuditRecord:
+        return self.inner.append(kind, body, **options)
+
+    def read(self, *, after_seq: int = 0) -> Iterator[AuditRecord]:
+        found = list(self.inner.read(after_seq=after_seq))
+        self.number += 1
+        if self.number in self.reads:
+            self.write(self.inner)
+        return iter(found)
+
+
+@pytest.mark.parametrize("read", [1, 2, 3])
+async def test_a_look_during_which_another_process_decided_is_not_recorded(
+    world: GateWorld, tmp_path: Path, read: int
+) -> None:
+    """At the first read no epoch was open, at the second one is about to be, at the third the decision is."""
+    other = GateWorld(key=world.key)
+    await other.certify("a", 0.4, sealed_traffic(45))
+    decided = list(other.audit.read())
+    inner = world.audit
+
+    def decide_elsewhere(log: Any) -> None:
+        for record in decided[len(list(log.read())) :]:
+            log.append(record.kind, record.body, time=record.time)
+
+    world.audit = Meanwhile(inner, decide_elsewhere, reads=[read])
+    with pytest.raises(GateError, match="another process decided meanwhile, or opened an epoch; nothing is promoted"):
+        await world.certify("good", 0.8, sealed_traffic(45))
+    assert [record.body for record in inner.read()] == [record.body for record in decided]
+    assert verify_audit(inner.read()).decisions == 1
+    world.audit = inner
+    result = await world.certify("good", 0.8, sealed_traffic(45))
+    assert (result.reply, result.record.body["epoch_look"]) == (Reply.PROMOTE, 2)
+    assert verify_audit(inner.read()).decisions == 2
+
+
+async def test_records_that_decide_nothing_may_come_between(world: GateWorld) -> None:
+    inner = world.audit
+
+    def note(log: Any) -> None:
+        log.append("candidate_moved", {"candidate": "c"}, time=1.0)
+
+    world.audit = Meanwhile(inner, note, reads=[1, 2, 3, 5, 6])
+    assert (await world.certify("good", 0.8, sealed_traffic(45))).reply is Reply.PROMOTE
+    kinds = [record.kind for record in inner.read()]
+    assert kinds == [*["candidate_moved"] * 3, "epoch_opened", *["candidate_moved"] * 2, "decision"]
+    assert verify_audit(inner.read()).promotions == 1
+
+
+async def test_a_log_that_never_rests_ends_the_look(world: GateWorld) -> None:
+    await world.certify("a", 0.4, sealed_traffic(45))
+    inner = world.audit
+    world.audit = Meanwhile(inner, lambda log: log.append("note", {}, time=1.0), reads=range(100))
+    with pytest.raises(GateError, match="moved on in each of 3 attempts"):
+        await world.certify("good", 0.8, sealed_traffic(45))
+    assert len(decisions(world)) == 1
 
 
 async def test_an_epoch_too_small_for_a_stricter_policy_is_left_behind(world: GateWorld) -> None:

@@ -12,6 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, TypeAlias
 
+from tidegate.core.errors import ConflictError, GateError
 from tidegate.core.gate.decisions import Decision, Promote, Reply, ScreenResult, reply_of
 from tidegate.core.gate.evidence import encode_pairs, paired
 from tidegate.core.gate.policy import Policy
@@ -24,6 +25,9 @@ from tidegate.core.gate.state import (
     GateState,
     commitment_of,
     find_decision,
+    find_repeated,
+    find_screen,
+    fold,
     gate_state,
 )
 from tidegate.core.hashing import content_hash
@@ -46,6 +50,8 @@ from tidegate.ports import AuditLog, Engine, SealedStore
 
 OnProgress: TypeAlias = Callable[[str, int, int], None]
 """Told the arm's name, its answers so far, and how many are wanted."""
+
+_APPEND_ATTEMPTS = 3
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -140,7 +146,7 @@ class Gate:
                 "seeds": {"seed": content_hash([task.id for task in tasks]), "rule": SEED_RULE},
                 "kl": kl,
             }
-            earlier = _find_screen(await self._records(), given)
+            earlier = find_screen(await self._records(), given)
             if earlier is not None:
                 result, _ = decide_screen({name: earlier.body[name] for name in SCREEN_GIVEN})
                 return Screened(result=result, record=earlier)
@@ -197,8 +203,8 @@ class Gate:
             decoding: the traffic's sampling settings; fixed for an epoch when it opens.
 
         Raises:
-            GateError: the arms do not fit the candidate or the engine, a task can't be graded, or the open epoch
-                began with another grading.
+            GateError: the arms do not fit the candidate or the engine, a task can't be graded, the open epoch
+                began with another grading, or another process decided meanwhile.
             EngineError: an adapter can't be loaded.
         """
         async with self._turn:
@@ -215,12 +221,11 @@ class Gate:
                 before = gate_state(record for record in records if record.seq < earlier.seq)
                 decision, _ = decide({name: earlier.body[name] for name in DECISION_GIVEN}, before)
                 return self._certified(candidate, decision, earlier)
-            epoch, available = await self._epoch(gate_state(records), tasks, decoding)
+            state, epoch, available = await self._epoch(gate_state(records), tasks, decoding)
             arms = {"challenger": challenger, "champion": champion, "anchor": anchor}
             given = await self._sealed_evidence(candidate, arms, epoch, available)
-            records = await self._records()
-            decision, body = decide(given, gate_state(records))
-            record = _find_body(records, body) or await self._append(DECISION, body)
+            decision, body = decide(given, state)
+            record = find_repeated(records, body) or await self._append_after(state, DECISION, body)
             return self._certified(candidate, decision, record)
 
     async def _sealed_evidence(
@@ -248,11 +253,11 @@ class Gate:
 
     async def _epoch(
         self, state: GateState, offered: Sequence[tuple[str, Task]], decoding: Sampling
-    ) -> tuple[Epoch | None, int]:
-        """The epoch to look at and its size, or None and how many tasks a new one could hold."""
+    ) -> tuple[GateState, Epoch | None, int]:
+        """The state to decide in, and the epoch to look at with its size, or None and how many tasks there are."""
         current = state.open_epoch(self._policy)
         if current is not None:
-            return current, current.size
+            return state, current, current.size
         number = len(state.epochs) + 1
         epoch_id = f"epoch-{number}"
         salt = self._salt(epoch_id)
@@ -261,7 +266,7 @@ class Gate:
             used = await asyncio.to_thread(self._sealed.used_task_ids)
             tasks = sealed_sample(offered, used=used, salt=salt, limit=self._policy.sealed.max_pairs)
             if len(tasks) < self._policy.sealed.min_pairs:
-                return None, len(tasks)
+                return state, None, len(tasks)
             self._grading.check(tasks)
             commitment = commitment_of((task.id for task in tasks), salt)
             await asyncio.to_thread(self._sealed.open_epoch, epoch_id, tasks, commitment, self._clock())
@@ -274,8 +279,8 @@ class Gate:
             "grading": self._grading.fingerprint(tasks),
             "policy_hash": self._policy.hash,
         }
-        await self._append(EPOCH_OPENED, body)
-        return gate_state(await self._records()).open_epoch(self._policy), len(tasks)
+        state = fold(state, await self._append_after(state, EPOCH_OPENED, body))
+        return state, state.open_epoch(self._policy), len(tasks)
 
     async def _ask(
         self, name: str, arm: Arm, tasks: Sequence[Task], sampling: SamplingOf, *, epoch_id: str | None = None
@@ -332,21 +337,29 @@ class Gate:
     async def _records(self) -> list[AuditRecord]:
         return await asyncio.to_thread(lambda: list(self._audit.read()))
 
-    async def _append(self, kind: str, body: Mapping[str, Any]) -> AuditRecord:
-        return await asyncio.to_thread(lambda: self._audit.append(kind, body, time=self._clock()))
+    async def _append(self, kind: str, body: Mapping[str, Any], head: int | None = None) -> AuditRecord:
+        return await asyncio.to_thread(
+            lambda: self._audit.append(kind, body, time=self._clock(), expected_head_seq=head)
+        )
 
+    async def _append_after(self, state: GateState, kind: str, body: Mapping[str, Any]) -> AuditRecord:
+        """Append what follows from ``state``, unless another process moved it; records of other kinds do not.
 
-def _find_screen(records: Sequence[AuditRecord], given: Mapping[str, Any]) -> AuditRecord | None:
-    """The conclusive screen that was taken from the same given fields, if any."""
-    for record in reversed(records):
-        if record.kind == SCREEN and record.body["decision"] != "abstain":
-            same = all(record.body[name] == value for name, value in given.items() if name != "candidate")
-            if same:
-                return record
-    return None
-
-
-def _find_body(records: Sequence[AuditRecord], body: Mapping[str, Any]) -> AuditRecord | None:
-    """The last decision, if it says the very same: an abstention that still stands is not written again."""
-    last = next((record for record in reversed(records) if record.kind == DECISION), None)
-    return last if last is not None and last.body == body else None
+        Raises:
+            GateError: nothing was appended.
+        """
+        for _ in range(_APPEND_ATTEMPTS):
+            records = await self._records()
+            if gate_state(records) != state:
+                raise GateError(
+                    f"the {kind} record of this look was not written: another process decided meanwhile, or opened an "
+                    "epoch; nothing is promoted and no look is spent: run again"
+                )
+            try:
+                return await self._append(kind, body, records[-1].seq if records else 0)
+            except ConflictError:
+                continue  # somebody wrote in between; whether it matters is seen above
+        raise GateError(
+            f"the {kind} record of this look was not written: the audit log moved on in each of {_APPEND_ATTEMPTS} "
+            "attempts; nothing is promoted and no look is spent: run again"
+        )

@@ -82,8 +82,8 @@ class SealedStore(Protocol):
 class AuditLog(Protocol):
     """Append-only, hash-chained records."""
 
-    def append(self, kind: str, body: JsonObject, *, time: float) -> AuditRecord:
-        """Commit the next record of the chain."""
+    def append(self, kind: str, body: JsonObject, *, time: float, expected_head_seq: int | None = None) -> AuditRecord:
+        """Commit the next record of the chain; ConflictError when its head is not ``expected_head_seq`` (0: empty)."""
         ...
 
     def read(self, *, after_seq: int = 0) -> Iterator[AuditRecord]:

@@ -28,15 +28,16 @@ class SqlAuditLog:
         database.require_role("open", "the audit log")
         self._db = database
 
-    def append(self, kind: str, body: JsonObject, *, time: float) -> AuditRecord:
+    def append(self, kind: str, body: JsonObject, *, time: float, expected_head_seq: int | None = None) -> AuditRecord:
         """Commit the next record of the chain; a ``decision`` gets its row of ``decisions`` too.
 
         Raises:
             AuditError: ``body`` cannot be written as canonical JSON.
+            ConflictError: ``expected_head_seq`` is given and the last record has another number.
             StoreError: the database cannot be written.
         """
         with self._db.write("written to") as connection:
-            return append_record(connection, kind, body, time=time)
+            return append_record(connection, kind, body, time=time, expected_head_seq=expected_head_seq)
 
     def read(self, *, after_seq: int = 0) -> Iterator[AuditRecord]:
         """Records in order."""
@@ -60,11 +61,15 @@ class SqlAuditLog:
         return [decision for decision in decisions if decision is not None]
 
 
-def append_record(connection: sa.Connection, kind: str, body: JsonObject, *, time: float) -> AuditRecord:
+def append_record(
+    connection: sa.Connection, kind: str, body: JsonObject, *, time: float, expected_head_seq: int | None = None
+) -> AuditRecord:
     """Append within a write transaction: its lock keeps the chain from forking."""
     last = sa.select(t.audit_records).order_by(t.audit_records.c.seq.desc()).limit(1)
     row = connection.execute(last).mappings().first()
-    record = next_record(None if row is None else rowmap.audit_of(row), kind=kind, body=body, time=time)
+    head = None if row is None else rowmap.audit_of(row)
+    rules.check_head(head, expected_head_seq)
+    record = next_record(head, kind=kind, body=body, time=time)
     connection.execute(sa.insert(t.audit_records).values(rowmap.audit_row(record)))
     decision = rules.decision_of(record)
     if decision is not None:

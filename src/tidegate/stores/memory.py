@@ -34,10 +34,11 @@ class MemoryAuditLog:
         self._lock = threading.RLock()
         self._records: list[AuditRecord] = []
 
-    def append(self, kind: str, body: JsonObject, *, time: float) -> AuditRecord:
+    def append(self, kind: str, body: JsonObject, *, time: float, expected_head_seq: int | None = None) -> AuditRecord:
         """Keep the next record of the chain."""
         with self._lock:
             head = self._records[-1] if self._records else None
+            rules.check_head(head, expected_head_seq)
             record = next_record(head, kind=kind, body=body, time=time)
             self._records.append(record)
             return record

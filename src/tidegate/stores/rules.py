@@ -28,6 +28,17 @@ REWARD_POLICY = "last-turn"
 DECISION_KIND = "decision"
 
 
+def check_head(head: AuditRecord | None, expected_seq: int | None) -> None:
+    """Refuse to append after another record than the writer saw last; None expects nothing, 0 an empty log.
+
+    Raises:
+        ConflictError: the log moved on.
+    """
+    seq = 0 if head is None else head.seq
+    if expected_seq is not None and seq != expected_seq:
+        raise ConflictError(f"the audit log ends at record {seq}; {expected_seq} was expected: read it again")
+
+
 def check_split(role: Role, interaction: Interaction) -> None:
     """Refuse an interaction that does not belong into a database of this role.
 

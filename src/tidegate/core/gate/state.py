@@ -125,6 +125,22 @@ def find_decision(
     return None
 
 
+def find_screen(records: Sequence[AuditRecord], given: JsonObject) -> AuditRecord | None:
+    """The conclusive screen that was taken from the same given fields, if any."""
+    for record in reversed(records):
+        if record.kind == SCREEN and record.body["decision"] != "abstain":
+            same = all(record.body[name] == value for name, value in given.items() if name != "candidate")
+            if same:
+                return record
+    return None
+
+
+def find_repeated(records: Sequence[AuditRecord], body: JsonObject) -> AuditRecord | None:
+    """The last decision, if it says the very same: an abstention that still stands is not written again."""
+    last = next((record for record in reversed(records) if record.kind == DECISION), None)
+    return last if last is not None and last.body == body else None
+
+
 def _ledger_under(window: Ledger | None, rules: LedgerRules) -> Ledger:
     if window is None:
         return Ledger(alpha=rules.alpha, looks=rules.looks_per_window, error_rate=rules.error_rate)
