@@ -12,9 +12,9 @@ from tidegate.artifacts import read_json, write_atomically
 from tidegate.config import Settings
 from tidegate.core.errors import AuditError, CertificateError, ConfigError
 from tidegate.core.gate.policy import Policy
-from tidegate.core.gate.verify import verify_audit
+from tidegate.core.gate.verify import check_certificates, verify_audit
 from tidegate.core.hashing import canonical_json
-from tidegate.core.types import AuditRecord, JsonObject
+from tidegate.core.types import AuditRecord, JsonObject, Release
 from tidegate.gate import load_policy, self_test
 from tidegate.gate.certificates import TrustedKeys, sign_certificate
 from tidegate.gate.keys import KeyPair
@@ -92,9 +92,28 @@ def sign_as_person(directory: DataDirectory, *, adapter_sha256: str, base_sha256
     )
 
 
-def verify_log(records: Iterable[AuditRecord]) -> JsonObject:
-    """Recompute chain and decisions; AuditError at the first difference."""
-    return asdict(verify_audit(records))
+def verify_log(
+    records: Iterable[AuditRecord], releases: Iterable[Release] = (), *, trusted: TrustedKeys | None = None
+) -> JsonObject:
+    """Recompute chain and decisions, and compare them with the certificates of ``releases``.
+
+    Args:
+        records: the whole log.
+        releases: what was released; each gate certificate must name the decision that promoted its content.
+        trusted: keys to check the certificates' signatures with; without them a certificate that was written anew
+            together with the log is not found.
+
+    Raises:
+        AuditError: at the first difference.
+        CertificateError: a release's certificate was not signed by a trusted key.
+    """
+    log, released = list(records), list(releases)
+    report = verify_audit(log)
+    check_certificates(log, released)
+    for release in released:
+        if trusted is not None and release.certificate is not None and release.adapter_sha256 is not None:
+            trusted.verify(release.certificate, adapter_sha256=release.adapter_sha256, base_sha256=release.base_sha256)
+    return asdict(report)
 
 
 def read_audit_file(path: Path) -> Iterator[AuditRecord]:

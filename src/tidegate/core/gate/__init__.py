@@ -22,7 +22,7 @@ from tidegate.core.gate.evidence import ArmOutcome, Evidence, Pair
 from tidegate.core.gate.policy import Policy, policy_from_values
 from tidegate.core.gate.screen import ScreenEvidence, screen
 from tidegate.core.gate.state import Epoch, GateState, gate_state, ledger_from
-from tidegate.core.gate.verify import AuditReport, verify_audit
+from tidegate.core.gate.verify import AuditReport, check_certificates, verify_audit
 
 __all__ = [
     "Abstain",
@@ -45,6 +45,7 @@ __all__ = [
     "ScreenPassed",
     "ScreenResult",
     "certify",
+    "check_certificates",
     "describe",
     "gate_state",
     "ledger_from",

@@ -1,4 +1,8 @@
-"""Recomputing the whole log: every decision from its evidence, every level from the looks before it."""
+"""Recomputing the whole log: every decision from its evidence, every level from the looks before it.
+
+A log that somebody wrote anew, chain and all, recomputes too. Certificates hold it: each was signed over the hash
+of the decision that it rests on.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +14,7 @@ from tidegate.core.audit import GENESIS_HASH, verify_chain
 from tidegate.core.errors import AuditError
 from tidegate.core.gate.records import DECISION_GIVEN, SCREEN_GIVEN, decide, decide_screen
 from tidegate.core.gate.state import DECISION, SCREEN, Epoch, GateState, fold
-from tidegate.core.types import AuditRecord, JsonObject
+from tidegate.core.types import AuditRecord, JsonObject, Release
 
 _RELATIVE_TOLERANCE = 1e-9  # special functions differ in the last digits between library builds
 
@@ -56,6 +60,58 @@ def verify_audit(records: Iterable[AuditRecord]) -> AuditReport:
         epochs=state.epochs,
         head=log[-1].hash if log else GENESIS_HASH,
     )
+
+
+def check_certificates(records: Iterable[AuditRecord], releases: Iterable[Release]) -> int:
+    """Compare the gate certificates of releases with the decisions that they name.
+
+    Certificates that a person signed rest on no decision and are passed over. Signatures are not checked here.
+
+    Args:
+        records: the whole log.
+        releases: what was released, in any order.
+
+    Returns:
+        How many certificates were compared.
+
+    Raises:
+        AuditError: a certificate names no recorded promotion of just that release's content; the message names the
+            release.
+    """
+    by_hash = {record.hash: record for record in records}
+    compared = 0
+    for release in releases:
+        if release.certificate is not None and release.certificate.get("kind") == "gate":
+            _compare_certificate(release, release.certificate, by_hash)
+            compared += 1
+    return compared
+
+
+def _compare_certificate(release: Release, certificate: JsonObject, by_hash: Mapping[str, AuditRecord]) -> None:
+    where = f"the certificate of release {release.id!r} (number {release.number})"
+    if certificate.get("adapter_sha256") != release.adapter_sha256:
+        raise AuditError(
+            f"{where} is for adapter {certificate.get('adapter_sha256')!r}; the release is {release.adapter_sha256!r}"
+        )
+    record = by_hash.get(str(certificate.get("decision_hash")))
+    if record is None or record.kind != DECISION:
+        raise AuditError(
+            f"{where} rests on the decision {certificate.get('decision_hash')!r}; the log holds no such decision: it "
+            "was rewritten or cut, or belongs to another data directory. Compare it with an earlier export"
+        )
+    wanted = {
+        "decision": "promote",
+        "candidate_sha256": release.adapter_sha256,
+        "base_sha256": release.base_sha256,
+        "policy_hash": certificate.get("policy_hash"),
+        "signer": certificate.get("signer"),
+    }
+    for name, value in wanted.items():
+        if record.body.get(name) != value:
+            raise AuditError(
+                f"{where} does not fit audit record {record.seq} ({record.kind}), on which it rests: field {name!r} "
+                f"holds {record.body.get(name)!r}, the certificate needs {value!r}"
+            )
 
 
 def _recomputed(record: AuditRecord, given_fields: frozenset[str], state: GateState) -> JsonObject:
