@@ -12,7 +12,7 @@ import time
 import urllib.error
 import urllib.request
 from collections.abc import Generator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +23,7 @@ from tidegate.app.publishing import build_publisher
 from tidegate.app.stores import open_stores
 from tidegate.config import Settings, load_settings
 from tidegate.core.chat import encode_prompt
+from tidegate.core.errors import ConflictError
 from tidegate.core.hashing import content_hash
 from tidegate.core.types import Choice, FinishReason, Interaction, Sampling, Split, Task
 from tidegate.release import Router
@@ -166,7 +167,9 @@ class LoopWorld:
     def _ready(self, process: subprocess.Popen[bytes], log: Path) -> str:
         deadline = time.monotonic() + 120
         while time.monotonic() < deadline and process.poll() is None:
-            address = self.data.server()
+            address = None
+            with suppress(ConflictError):  # it is starting
+                address = self.data.server()
             if address is not None and address.pid == process.pid and get(f"{address.url}/readyz")[0] == 200:
                 return address.url
             time.sleep(0.05)

@@ -3,34 +3,25 @@
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import json
 import os
 import secrets
+from collections.abc import Generator
 from dataclasses import dataclass
 from pathlib import Path
 
 from tidegate.artifacts import write_atomically
-from tidegate.core.errors import ConfigError
+from tidegate.core.errors import ConfigError, ConflictError
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServerAddress:
-    """A running server as other processes of the same machine reach it."""
+    """A running server as other processes of the same machine reach it; ``pid`` is for people to read."""
 
     url: str
     admin_url: str
     pid: int
-
-    @property
-    def alive(self) -> bool:
-        """Whether the process still exists."""
-        try:
-            os.kill(self.pid, 0)
-        except ProcessLookupError:
-            return False
-        except PermissionError:
-            return True
-        return True
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -108,14 +99,83 @@ class DataDirectory:
         """Forget the announced server."""
         (self.root / "server.json").unlink(missing_ok=True)
 
+    @contextlib.contextmanager
+    def served_alone(self) -> Generator[None]:
+        """Hold the lock of the one server of this directory; it goes with the process, however that ends.
+
+        Raises:
+            ConflictError: another server holds it.
+            ConfigError: the lock file cannot be made.
+        """
+        try:
+            handle = os.open(self._lock, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        except OSError as error:
+            raise ConfigError(
+                f"{str(self._lock)!r} cannot be opened: {error.strerror}; choose another directory with --data-dir"
+            ) from error
+        try:
+            while not _locked(handle, fcntl.LOCK_EX):
+                if self._is_served():  # else it was somebody's probe, which lasts an instant
+                    raise ConflictError(self._told_taken())
+            self.withdraw_server()  # what a server that was killed left
+            yield
+        finally:
+            os.close(handle)
+
     def server(self) -> ServerAddress | None:
-        """The announced server if its process is alive."""
+        """The running server, None when there is none.
+
+        Raises:
+            ConflictError: a server holds the directory and has not announced itself yet.
+        """
+        if not self._is_served():
+            return None
+        address = self._announced()
+        if address is None:
+            raise ConflictError(f"a server is starting on data directory {str(self.root)!r}; try again in a moment")
+        return address
+
+    @property
+    def _lock(self) -> Path:
+        return self.root / "serve.lock"
+
+    def _announced(self) -> ServerAddress | None:
         try:
             body = json.loads((self.root / "server.json").read_text(encoding="utf-8"))
-            address = ServerAddress(url=body["url"], admin_url=body["admin_url"], pid=int(body["pid"]))
+            return ServerAddress(url=str(body["url"]), admin_url=str(body["admin_url"]), pid=int(body["pid"]))
         except (OSError, ValueError, KeyError, TypeError):
             return None
-        return address if address.alive else None
+
+    def _is_served(self) -> bool:
+        try:
+            handle = os.open(self._lock, os.O_RDONLY | os.O_CLOEXEC)
+        except (FileNotFoundError, NotADirectoryError):
+            return False
+        except OSError as error:
+            raise ConfigError(
+                f"{str(self._lock)!r} cannot be read: {error.strerror}; run this as the user who runs the server"
+            ) from error
+        try:
+            return not _locked(handle, fcntl.LOCK_SH)
+        finally:
+            os.close(handle)
+
+    def _told_taken(self) -> str:
+        address = self._announced()
+        where = "by a server that is starting" if address is None else f"at {address.url} by process {address.pid}"
+        return (
+            f"data directory {str(self.root)!r} is served {where}; stop that server or name another directory with "
+            "--data-dir"
+        )
+
+
+def _locked(handle: int, kind: int) -> bool:
+    """Take a lock on an open file unless somebody else's stands against it."""
+    try:
+        fcntl.flock(handle, kind | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True
 
 
 def _secret_file(path: Path) -> bytes:

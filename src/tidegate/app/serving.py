@@ -1,7 +1,7 @@
 """``tidegate serve``: one process that answers, records, and swaps what it answers with.
 
-Order of starting: model, databases, gate self-test, engine, champion proven and loaded, then the ports open.
-Whatever fails before that leaves no port open and nothing announced.
+Order of starting: the directory's lock, model, databases, gate self-test, engine, champion proven and loaded, then the
+ports open. Whatever fails before that leaves no port open and nothing announced.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from tidegate.app.publishing import build_publisher
 from tidegate.app.stores import Stores, open_stores
 from tidegate.capture import Recorder
 from tidegate.config import Settings
-from tidegate.core.errors import ConfigError, ConflictError, RequestError
+from tidegate.core.errors import ConfigError, RequestError
 from tidegate.core.split import split_of, user_key
 from tidegate.core.types import Release, Split, Task
 from tidegate.gateway.admin import AdminDependencies, create_admin
@@ -40,6 +40,7 @@ async def serve(settings: Settings, *, say: Callable[[str], None]) -> None:
 
     Raises:
         ConfigError: a setting, the model or a port is not usable.
+        ConflictError: another server serves this data directory.
         StoreError, CertificateError, AdapterError: what should be served cannot be served.
     """
     stop = asyncio.Event()
@@ -57,9 +58,9 @@ async def serve(settings: Settings, *, say: Callable[[str], None]) -> None:
 async def running(settings: Settings, *, say: Callable[[str], None]) -> AsyncGenerator[ServerAddress]:
     """A whole server for the length of a block."""
     directory = DataDirectory(root=settings.data_dir).create()
-    _refuse_second_server(directory)
-    model_dir = await asyncio.to_thread(resolve_base, settings, progress=say)
     async with AsyncExitStack() as stack:
+        stack.enter_context(directory.served_alone())
+        model_dir = await asyncio.to_thread(resolve_base, settings, progress=say)
         stores = stack.enter_context(open_stores(directory))
         gate_self_test(settings)
         say(f"loading {model_name(settings)!r}")
@@ -82,6 +83,7 @@ async def running(settings: Settings, *, say: Callable[[str], None]) -> AsyncGen
                 clock=time.time,
                 new_id=lambda: uuid.uuid4().hex,
                 health=_store_health(stores),
+                recorder_counts=recorder.counts,
             ),
             settings.server,
         )
@@ -146,13 +148,4 @@ def _store_health(stores: Stores) -> Callable[[], Awaitable[Sequence[str]]]:
 
 
 async def _releases(stores: Stores) -> Sequence[Release]:
-    return stores.releases.list_releases()
-
-
-def _refuse_second_server(directory: DataDirectory) -> None:
-    other = directory.server()
-    if other is not None and other.pid != os.getpid():
-        raise ConflictError(
-            f"data directory {str(directory.root)!r} is served by process {other.pid} at {other.url}; "
-            "stop that server or name another directory with --data-dir"
-        )
+    return await asyncio.to_thread(stores.releases.list_releases)

@@ -17,7 +17,7 @@ from typing import Any
 import aiohttp
 
 from tidegate.app.layout import DataDirectory, ServerAddress
-from tidegate.core.errors import CommandError
+from tidegate.core.errors import CommandError, ConflictError
 
 _READY_TIMEOUT_S = 180.0
 _STOP_TIMEOUT_S = 20.0
@@ -101,7 +101,9 @@ async def _ready(process: asyncio.subprocess.Process, data: DataDirectory, log: 
     deadline = asyncio.get_running_loop().time() + _READY_TIMEOUT_S
     async with aiohttp.ClientSession() as client:
         while process.returncode is None and asyncio.get_running_loop().time() < deadline:
-            address = data.server()
+            address = None
+            with contextlib.suppress(ConflictError):  # it is starting
+                address = data.server()
             if address is not None and address.pid == process.pid:
                 with contextlib.suppress(aiohttp.ClientError):
                     async with client.get(f"{address.url}/readyz") as response:
