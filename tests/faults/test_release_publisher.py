@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from gateway_world import until
 from tidegate.core.errors import (
     CertificateError,
     ConflictError,
@@ -320,9 +321,9 @@ async def test_a_caller_that_goes_away_leaves_no_half_swap(world: World) -> None
         with pytest.raises(asyncio.CancelledError):
             await publishing
         world.store.go_on.set()
-        again = await world.publish(candidate)  # waits for the first to end
-    assert again.id == world.router.champion == world.store.aliases()[CHAMPION] == "m-r1-11111111"
-    assert world.state(candidate) is CandidateState.CHAMPION
+        await until(lambda: world.state(candidate) is CandidateState.CHAMPION)
+    assert world.router.champion == world.store.aliases()[CHAMPION] == "m-r1-11111111"
+    assert "m-r1-11111111" in world.engine.shelf
 
 
 @pytest.mark.parametrize("against", ["2" * 64, BARE_BASE])
