@@ -11,6 +11,7 @@ import pytest
 from openai import OpenAI
 
 from loop_world import ANSWER, LoopWorld
+from tidegate.app.locks import cycle_lock, exclusive
 
 MESSAGES = [{"role": "user", "content": "train 3"}]
 
@@ -173,6 +174,50 @@ def test_a_person_cannot_sign_past_the_gate(world: LoopWorld) -> None:
     rejected = next(row["id"] for row in rows if row["state"] == "rejected")
     signed = world.tidegate("candidates", "sign", rejected)
     assert (signed.returncode, "through the gate" in signed.stderr) == (2, True)
+
+
+def test_feedback_reaches_the_server_and_is_kept_once(world: LoopWorld) -> None:
+    with world.serving():
+        for duplicate in (False, True):
+            sent = world.tidegate("feedback", "episode-train-3", "helpful", "true", "--json")
+            assert sent.returncode == 0, sent.stderr
+            assert json.loads(sent.stdout)["duplicate"] is duplicate
+        unknown = world.tidegate("feedback", "chatcmpl-nobody", "helpful", "true")
+    assert unknown.returncode == 1
+    assert "chatcmpl-nobody" in unknown.stderr
+
+
+def test_users_never_move_between_splits(world: LoopWorld, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TIDEGATE_SPLIT__TRAIN", "0.9")
+    monkeypatch.setenv("TIDEGATE_SPLIT__SEALED", "0.05")
+    served = world.tidegate("serve", timeout_s=60)
+    assert (served.returncode, "users never move" in served.stderr) == (2, True), served.stderr
+    monkeypatch.undo()
+    key = world.data.root / "keys" / "split.key"
+    kept = key.read_bytes()
+    key.unlink()
+    try:
+        served = world.tidegate("serve", timeout_s=60)
+        assert (served.returncode, "split.key" in served.stderr) == (2, True), served.stderr
+        assert not key.exists()
+        doctor = world.tidegate("doctor", "--json")
+        assert doctor.returncode == 1
+        assert {row["check"] for row in json.loads(doctor.stdout) if row["state"] == "wrong"} == {"keys"}
+    finally:
+        key.write_bytes(kept)
+        key.chmod(0o600)
+
+
+def test_one_cycle_at_a_time_and_an_interrupted_one_comes_first(world: LoopWorld) -> None:
+    champion = next(path for path in world.data.adapters.iterdir() if not path.name.startswith("."))
+    with exclusive(cycle_lock(world.data.root), "a test"):
+        second = world.tidegate("cycle", "run")
+        assert (second.returncode, "another cycle runs" in second.stderr) == (2, True), second.stderr
+    assert world.cycle_killed_in("collect", "started") == -9
+    proposed = world.tidegate("cycle", "run", "--candidate", str(champion))
+    assert (proposed.returncode, "cycle abandon" in proposed.stderr) == (2, True), proposed.stderr
+    assert world.tidegate("cycle", "abandon").returncode == 0
+    assert world.tidegate("cycle", "abandon").returncode == 2
 
 
 def test_the_training_process_gets_no_path_to_sealed_tasks(world: LoopWorld) -> None:

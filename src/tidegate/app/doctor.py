@@ -13,9 +13,10 @@ from typing import Literal
 
 from tidegate.app.gates import build_policy, check_keys, gate_self_test, verify_log
 from tidegate.app.layout import DataDirectory
+from tidegate.app.splits import user_splitter
 from tidegate.app.stores import open_stores
 from tidegate.config import Settings
-from tidegate.core.errors import TidegateError
+from tidegate.core.errors import ConfigError, ConflictError, TidegateError
 from tidegate.engines.known_models import KNOWN_MODELS
 from tidegate.engines.model_cache import cache_root, check_model_directory
 
@@ -47,16 +48,21 @@ def examine(settings: Settings) -> list[Finding]:
     if directory.open_database.exists():
         findings.append(_finding("databases", lambda: _databases(directory)))
         findings.append(_finding("audit log", lambda: _audit(directory)))
-        findings.append(_finding("keys", lambda: check_keys(directory)))
+        findings.append(_finding("keys", lambda: _keys(settings, directory)))
     else:
         detail = f"{str(settings.data_dir)!r} is empty; 'tidegate serve' fills it"
         findings.append(Finding(check="data directory", state="warning", detail=detail))
-    running = directory.server()
-    if running is not None:
-        findings.append(Finding(check="server", state="ok", detail=f"running at {running.url} (pid {running.pid})"))
-    else:
-        findings.extend(_ports(settings))
-    return findings
+    return [*findings, *_server(settings, directory)]
+
+
+def _server(settings: Settings, directory: DataDirectory) -> list[Finding]:
+    try:
+        running = directory.server()
+    except ConflictError as error:
+        return [Finding(check="server", state="warning", detail=str(error))]
+    if running is None:
+        return list(_ports(settings))
+    return [Finding(check="server", state="ok", detail=f"running at {running.url} (pid {running.pid})")]
 
 
 def _finding(check: str, run: Callable[[], str]) -> Finding:
@@ -88,9 +94,20 @@ def _databases(directory: DataDirectory) -> str:
         return f"{len(stores.releases.list_releases())} releases, {len(stores.cycles.list_cycles())} cycles"
 
 
+def _keys(settings: Settings, directory: DataDirectory) -> str:
+    """Nothing is made anew here: a lost key must be seen, not replaced."""
+    missing = [
+        name for name in ("gate.pem", "operator.pem", "split.key") if not (directory.root / "keys" / name).exists()
+    ]
+    if missing:
+        raise ConfigError(f"{missing} missing in {str(directory.root / 'keys')!r}; restore them from a backup")
+    user_splitter(settings, directory)
+    return check_keys(directory)
+
+
 def _audit(directory: DataDirectory) -> str:
     with open_stores(directory) as stores:
-        report = verify_log(stores.audit.read())
+        report = verify_log(stores.audit.read(), stores.releases.list_releases())
     return ", ".join(f"{key} {value}" for key, value in report.items())
 
 

@@ -15,15 +15,16 @@ from typing import Any
 from tidegate.app.engines import embedded_engine, model_name, resolve_base
 from tidegate.app.gates import build_policy, save_certificate
 from tidegate.app.layout import DataDirectory
+from tidegate.app.locks import cycle_lock, exclusive
 from tidegate.app.operations import existing
 from tidegate.app.publishing import publisher_for
 from tidegate.app.stores import Stores, open_stores
 from tidegate.artifacts import adapter_base, adapter_hash, directory_published_at
 from tidegate.config import Settings
-from tidegate.core.errors import AdapterError, TaskFileError
+from tidegate.core.errors import AdapterError, ConflictError, TaskFileError
 from tidegate.core.hashing import content_hash
 from tidegate.core.selection.demonstrations import demonstration_example, read_demonstration
-from tidegate.core.types import Candidate, CandidateState, Example, JsonObject, Messages
+from tidegate.core.types import Candidate, CandidateState, Example, JsonObject, Messages, Split
 from tidegate.curation import curate, write_batch
 from tidegate.cycle.machine import CycleEvent, run_cycle
 from tidegate.cycle.steps import CycleStages, cycle_steps, new_config
@@ -114,8 +115,7 @@ def train_demonstrations(settings: Settings, path: Path, *, say: Callable[[str],
             created_at=time.time(),
             origin="demonstrations",
         )
-        if candidate.id not in {known.id for known in stores.releases.list_candidates()}:
-            stores.releases.add_candidate(candidate)
+        stores.releases.add_candidate(candidate)
     return {"candidate": candidate.id, **report.summary()}
 
 
@@ -134,7 +134,9 @@ async def run_one_cycle(
     base_sha256 = base_hash(model_dir)
     proposed = None if candidate is None else take_in(directory, candidate, base_sha256=base_sha256)
     async with AsyncExitStack() as stack:
+        stack.enter_context(exclusive(cycle_lock(directory.root), "another cycle runs on this data directory"))
         stores = stack.enter_context(open_stores(directory))
+        _require_same_proposal(stores, proposed)
         engines = _LazyEngine(settings, model_dir, stack)
         stages = build_stages(settings, directory, stores, engines, model_dir=model_dir, base_sha256=base_sha256)
 
@@ -157,6 +159,16 @@ async def run_one_cycle(
         "reasons": list(result.reasons),
         "steps": dict(result.steps),
     }
+
+
+def _require_same_proposal(stores: Stores, proposed: str | None) -> None:
+    """An interrupted cycle is finished before another adapter is judged."""
+    current = stores.cycles.current()
+    if current is not None and proposed is not None and current[1].get("proposed") != proposed:
+        raise ConflictError(
+            f"cycle {current[0]!r} is open and judges something else; finish it with 'tidegate cycle run', or end it "
+            "with 'tidegate cycle abandon', then propose the adapter again"
+        )
 
 
 def take_in(directory: DataDirectory, adapter: Path, *, base_sha256: str) -> str:
@@ -233,17 +245,17 @@ def build_stages(
                 on_progress=on_progress,
             )
 
-    async def publish(candidate_id: str) -> JsonObject:
+    async def publish(candidate_id: str, against: str) -> JsonObject:
         async with publisher_for(
             directory, stores, open_engine, model_name=model_name(settings), clock=time.time
         ) as publisher:
-            return await publisher.publish(candidate_id)
+            return await publisher.publish(candidate_id, against=against)
 
     return CycleStages(
         settings=settings,
         trajectories=stores.trajectories,
         manifests=stores.trajectories,
-        sealed=stores.sealed_trajectories,
+        sealed_episodes=lambda: stores.sealed_trajectories.list_episodes(splits=(Split.SEALED,)),
         releases=stores.releases,
         verifiers=verifiers,
         environments=environments,

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import time
 from collections.abc import AsyncGenerator, Iterator, Sequence
 from contextlib import asynccontextmanager
@@ -13,16 +12,24 @@ from typing import Any
 import aiohttp
 
 from tidegate.app.engines import embedded_engine, model_name, resolve_base
-from tidegate.app.gates import certificate_check, read_audit_file, save_certificate, sign_as_person, verify_log
+from tidegate.app.gates import (
+    certificate_check,
+    read_audit_file,
+    save_certificate,
+    sign_as_person,
+    trusted_keys,
+    verify_log,
+)
 from tidegate.app.layout import DataDirectory
+from tidegate.app.locks import cycle_lock, exclusive
 from tidegate.app.publishing import PublishesReleases, publisher_for
 from tidegate.app.stores import Stores, open_stores
 from tidegate.config import Settings
 from tidegate.core.errors import CommandError, ConflictError, NotFoundError, TidegateError
 from tidegate.core.hashing import canonical_json
-from tidegate.core.types import CandidateState, JsonObject, Release
+from tidegate.core.types import Candidate, CandidateState, JsonObject, Release
 from tidegate.gateway.admin import release_json
-from tidegate.release import CHAMPION
+from tidegate.release import BARE_BASE
 
 
 def existing(settings: Settings) -> DataDirectory:
@@ -128,24 +135,31 @@ async def sign_candidate(settings: Settings, candidate_id: str) -> JsonObject:
         if candidate_id not in candidates:
             raise NotFoundError(f"candidate {candidate_id!r} does not exist; known: {sorted(candidates)}")
         candidate = candidates[candidate_id]
-        served = stores.releases.aliases().get(CHAMPION)
-        champion = _release(stores, served) if served else None
-        if champion is not None and champion.adapter_sha256 not in (None, candidate.adapter_sha256):
-            raise ConflictError(
-                f"release {champion.id!r} is served, so candidate {candidate_id!r} can only come in through the gate: "
-                "'tidegate cycle run --candidate DIRECTORY'"
-            )
-        certificate = sign_as_person(
-            directory, adapter_sha256=candidate.adapter_sha256, base_sha256=candidate.base_sha256, now=time.time()
-        )
-        save_certificate(directory, certificate)
+        _require_first(stores, candidate)
         for state in (CandidateState.SCREENED, CandidateState.CERTIFIED):
             if candidate.state in (CandidateState.PROPOSED, CandidateState.SCREENED):
                 candidate = stores.releases.set_candidate_state(
                     candidate_id, state, reasons=("signed by a person",), time=time.time()
                 )
+        certificate = sign_as_person(
+            directory, adapter_sha256=candidate.adapter_sha256, base_sha256=candidate.base_sha256, now=time.time()
+        )
+        save_certificate(directory, certificate)
         async with publishing(settings, directory, stores) as publisher:
-            return await publisher.publish(candidate_id)
+            return await publisher.publish(candidate_id, against=BARE_BASE)
+
+
+def _require_first(stores: Stores, candidate: Candidate) -> None:
+    """A person signs only what comes before any other adapter was ever served, and only once."""
+    other = [r for r in stores.releases.list_releases() if r.adapter_sha256 not in (None, candidate.adapter_sha256)]
+    if other:
+        raise ConflictError(
+            f"release {other[0].id!r} was served before, so candidate {candidate.id!r} can only come in through the "
+            "gate: 'tidegate cycle run --candidate DIRECTORY'"
+        )
+    signable = (CandidateState.PROPOSED, CandidateState.SCREENED, CandidateState.CERTIFIED)
+    if candidate.state not in signable:
+        raise ConflictError(f"candidate {candidate.id!r} is {candidate.state.value!r}; it cannot be signed any more")
 
 
 def list_cycles(settings: Settings) -> list[Sequence[Any]]:
@@ -162,6 +176,22 @@ def list_cycles(settings: Settings) -> list[Sequence[Any]]:
         ]
 
 
+def abandon_cycle(settings: Settings) -> JsonObject:
+    """End the cycle that is open without finishing it; the next run starts afresh.
+
+    Raises:
+        NotFoundError: no cycle is open.
+        ConflictError: a process is running it.
+    """
+    directory = existing(settings)
+    with exclusive(cycle_lock(directory.root), "a cycle runs on this data directory"), open_stores(directory) as stores:
+        current = stores.cycles.current()
+        if current is None:
+            raise NotFoundError("no cycle is open; 'tidegate cycle list' shows how all of them ended")
+        stores.cycles.close_cycle(current[0], "failed", time=time.time())
+        return {"cycle": current[0], "outcome": "failed"}
+
+
 def show_cycle(settings: Settings, cycle_id: str) -> JsonObject:
     """Outputs of a cycle's steps."""
     with open_stores(existing(settings)) as stores:
@@ -175,8 +205,9 @@ def verify_audit_log(settings: Settings, file: Path | None) -> JsonObject:
     """Recompute the log; AuditError at the first difference."""
     if file is not None:
         return verify_log(read_audit_file(file))
-    with open_stores(existing(settings)) as stores:
-        return verify_log(stores.audit.read())
+    directory = existing(settings)
+    with open_stores(directory) as stores:
+        return verify_log(stores.audit.read(), stores.releases.list_releases(), trusted=trusted_keys(directory))
 
 
 def audit_lines(settings: Settings) -> Iterator[str]:
@@ -201,7 +232,7 @@ async def send_feedback(settings: Settings, target: str, metric: str, value: Any
     try:
         async with (
             aiohttp.ClientSession(headers=headers) as client,
-            client.post(f"{address.url}/v1/feedback", data=json.dumps(body)) as response,
+            client.post(f"{address.url}/v1/feedback", json=body) as response,
         ):
             answer: dict[str, Any] = await response.json()
     except (aiohttp.ClientError, TimeoutError, ValueError) as error:

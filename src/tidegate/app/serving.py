@@ -19,12 +19,12 @@ from tidegate.app.engines import embedded_engine, model_name, resolve_base
 from tidegate.app.gates import gate_self_test
 from tidegate.app.layout import DataDirectory, ServerAddress
 from tidegate.app.publishing import build_publisher
+from tidegate.app.splits import user_splitter
 from tidegate.app.stores import Stores, open_stores
 from tidegate.capture import Recorder
 from tidegate.config import Settings
 from tidegate.core.errors import ConfigError, RequestError
-from tidegate.core.split import split_of, user_key
-from tidegate.core.types import Release, Split, Task
+from tidegate.core.types import Release, Task
 from tidegate.gateway.admin import AdminDependencies, create_admin
 from tidegate.gateway.dependencies import GatewayDependencies
 from tidegate.gateway.factory import create_gateway
@@ -78,7 +78,7 @@ async def running(settings: Settings, *, say: Callable[[str], None]) -> AsyncGen
                 engine=engine,
                 router=router,
                 recorder=recorder,
-                split_of=_splitter(settings, directory),
+                split_of=user_splitter(settings, directory),
                 check_task=task_check(),
                 clock=time.time,
                 new_id=lambda: uuid.uuid4().hex,
@@ -128,16 +128,6 @@ def task_check() -> Callable[[Task], None]:
             raise RequestError(f"metadata.tidegate_reference is not usable: {error}") from error
 
     return check
-
-
-def _splitter(settings: Settings, directory: DataDirectory) -> Callable[[str], tuple[str, Split]]:
-    key = directory.split_key()
-    shares = (settings.split.train, settings.split.dev, settings.split.sealed)
-
-    def split(user_id: str) -> tuple[str, Split]:
-        return user_key(key, user_id), split_of(key, user_id, shares)
-
-    return split
 
 
 def _store_health(stores: Stores) -> Callable[[], Awaitable[Sequence[str]]]:

@@ -71,6 +71,15 @@ def list_cycles(context: typer.Context, as_json: Json = False) -> None:
         emit_table(("id", "opened_at", "closed_at", "outcome"), rows, as_json=as_json)
 
 
+@cycle.command("abandon")
+def abandon(context: typer.Context, as_json: Json = False) -> None:
+    """End an interrupted cycle without finishing it."""
+    from tidegate.app.operations import abandon_cycle
+
+    with boundary():
+        emit(abandon_cycle(settings_of(context)), as_json=as_json)
+
+
 @cycle.command("show")
 def show(
     context: typer.Context,

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import TypeAlias
 
-from tidegate.core.errors import CycleError, TidegateError
+from tidegate.core.errors import CommandError, CycleError, EngineError, StoreError, TidegateError
 from tidegate.core.types import JsonObject
 from tidegate.ports import CycleStore
 
@@ -74,6 +74,10 @@ StepFunction: TypeAlias = Callable[[JsonObject, Outputs, Report], Awaitable[Step
 """(frozen configuration, outputs so far, progress callback) -> result."""
 
 
+_PASSING = (CommandError, EngineError, StoreError)
+"""Faults of a publication that another try may not meet: a server that restarts, a locked database."""
+
+
 async def run_cycle(
     *,
     store: CycleStore,
@@ -85,8 +89,9 @@ async def run_cycle(
 ) -> CycleResult:
     """Resume the open cycle, or open one and run it to its end.
 
-    A step that raises leaves the cycle open when it is resumable by nature (the process may also be killed at
-    any point); a :class:`TidegateError` closes it as ``failed``, so that the next call starts afresh.
+    A :class:`TidegateError` of a step closes the cycle as ``failed``, so that the next call starts afresh; a
+    publication that could not be carried out stays open, because its certificate stands. The process may be
+    killed at any point.
 
     Raises:
         CycleError: a step failed; the message names the step and the cause.
@@ -133,6 +138,11 @@ class _Run:
         try:
             result = await function(self.config, self.outputs, lambda detail: self._tell(step, "progress", detail))
         except TidegateError as error:
+            if step is Step.PUBLISH and isinstance(error, _PASSING):
+                raise CycleError(
+                    f"cycle {self.cycle_id!r} could not publish what was certified: {error}; the promotion stands, run "
+                    "'tidegate cycle run' again to go on"
+                ) from error
             reason = f"{step.value}: {error}"
             now = self.clock()
             self.store.finish_step(

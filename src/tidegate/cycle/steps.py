@@ -32,6 +32,7 @@ from tidegate.curation import curate, write_batch
 from tidegate.cycle.machine import CycleOutcome, Outputs, Report, Step, StepFunction, StepResult
 from tidegate.gate import Arm, Gate
 from tidegate.ports import CycleStore, Environment, ReleaseStore, TrajectoryStore, Verifier
+from tidegate.release import BARE_BASE
 from tidegate.signals import score_episodes, verdict_key
 from tidegate.training import TrainingJob, run_training
 
@@ -44,17 +45,20 @@ class ManifestStore(Protocol):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CycleStages:
-    """Everything that the steps work with. ``sealed`` is handed to the gate and to nothing else."""
+    """Everything that the steps work with. Only :func:`certify` asks for ``sealed_episodes``.
+
+    ``publish`` takes the candidate's id and the adapter hash that it was judged against (``base`` for the bare base).
+    """
 
     settings: Settings
     trajectories: TrajectoryStore
     manifests: ManifestStore
-    sealed: TrajectoryStore
+    sealed_episodes: Callable[[], list[Episode]]
     releases: ReleaseStore
     verifiers: Mapping[str, Verifier]
     environments: Mapping[str, Environment]
     open_gate: Callable[[Callable[[str, int, int], None]], AbstractAsyncContextManager[Gate]]
-    publish: Callable[[str], Awaitable[JsonObject]]
+    publish: Callable[[str, str], Awaitable[JsonObject]]
     save_certificate: Callable[[JsonObject], None]
     base_model: Path
     base_sha256: str
@@ -157,7 +161,7 @@ async def curate_batch(stages: CycleStages, config: JsonObject, outputs: Outputs
         batch = curate(
             _window(stages, config, (Split.TRAIN,)),
             stages.trajectories.list_verdicts(),
-            stages.trajectories.list_feedback(),
+            [given for given in stages.trajectories.list_feedback() if given.created_at <= config["until"]],
             settings=settings,
             seed=int(config["seed"]),
             verifiers=stages.verifiers,
@@ -183,20 +187,21 @@ async def curate_batch(stages: CycleStages, config: JsonObject, outputs: Outputs
 async def train(stages: CycleStages, config: JsonObject, outputs: Outputs, report: Report) -> StepResult:
     """Train a challenger in a process of its own and register it as a candidate."""
     if config["proposed"]:
-        sha256, origin, manifest_hash, output = str(config["proposed"]), "proposed", None, {}
+        sha256, origin, manifest_hash, parent, output = str(config["proposed"]), "proposed", None, None, {}
     else:
         curated = outputs[Step.CURATE]
         settings = stages.settings.training.model_validate(config["training"])
         champion = config["champion_sha256"] if settings.restart == "champion" else None
+        parent = str(champion) if champion else None
         manifest_hash, origin = str(curated["manifest_hash"]), "cycle"
         job = TrainingJob(
             examples=stages.batches_dir / str(curated["path"]) / "examples.jsonl",
             base_model=stages.base_model,
             base_sha256=stages.base_sha256,
-            initial_adapter=stages.adapters_dir / str(champion) if champion else None,
+            initial_adapter=stages.adapters_dir / parent if parent else None,
             training=settings,
             manifest_hash=manifest_hash,
-            parent_sha256=str(champion) if champion else None,
+            parent_sha256=parent,
             output_root=stages.adapters_dir,
             threads=stages.settings.model.threads,
             seed=int(config["seed"]),
@@ -210,14 +215,12 @@ async def train(stages: CycleStages, config: JsonObject, outputs: Outputs, repor
         adapter_sha256=sha256,
         base_sha256=stages.base_sha256,
         manifest_hash=manifest_hash,
-        parent_sha256=config["champion_sha256"],
+        parent_sha256=parent,
         state=CandidateState.PROPOSED,
         created_at=stages.clock(),
         origin=origin,
     )
-    known = {existing.id: existing for existing in stages.releases.list_candidates()}
-    if candidate.id not in known:
-        stages.releases.add_candidate(candidate)
+    stages.releases.add_candidate(candidate)
     return StepResult(output={**output, "candidate": candidate.id, "adapter_sha256": sha256})
 
 
@@ -251,9 +254,14 @@ async def certify(stages: CycleStages, config: JsonObject, outputs: Outputs, rep
     """The look at sealed users' tasks that decides."""
     del config
     candidate = _candidate(stages, outputs)
-    episodes = await asyncio.to_thread(stages.sealed.list_episodes, splits=(Split.SEALED,))
+    episodes = await asyncio.to_thread(stages.sealed_episodes)
     replayable = [episode for episode in episodes if episode.task is not None]
-    tasks: list[tuple[str, Task]] = [(e.user_key, e.task) for e in replayable if e.task is not None]
+    seen = await asyncio.to_thread(_open_task_ids, stages)
+    tasks: list[tuple[str, Task]] = [
+        (episode.user_key, episode.task)
+        for episode in replayable
+        if episode.task is not None and episode.task.id not in seen
+    ]
     champion = _served(stages, "champion")
     async with stages.open_gate(_progress(report)) as gate:
         certified = await gate.certify_candidate(
@@ -265,7 +273,12 @@ async def certify(stages: CycleStages, config: JsonObject, outputs: Outputs, rep
             decoding=traffic_decoding(replayable),
         )
     # The log keeps the evidence; the proposing side, which this output is, learns one word.
-    output = {"reply": certified.reply.value, "audit_seq": certified.record.seq, "champion_sha256": champion}
+    output = {
+        "reply": certified.reply.value,
+        "audit_seq": certified.record.seq,
+        "champion_sha256": champion,
+        "excluded": {"also asked by train or dev users": len(replayable) - len(tasks)},
+    }
     if certified.reply is Reply.ABSTAIN:
         return StepResult(output=output, ends=CycleOutcome.ABSTAINED, reasons=reasons_of(certified.decision))
     if certified.reply is Reply.REJECT:
@@ -288,7 +301,7 @@ async def publish(stages: CycleStages, config: JsonObject, outputs: Outputs, rep
         reason = f"the champion changed from {_short(judged_against)} to {_short(served)} while it was judged"
         _move(stages, candidate, CandidateState.REJECTED, (reason,))
         return StepResult(output={"champion_sha256": served}, ends=CycleOutcome.REFUSED, reasons=(reason,))
-    release = await stages.publish(candidate.id)
+    release = await stages.publish(candidate.id, judged_against or BARE_BASE)
     return StepResult(output={"release": release["id"]}, reasons=(f"serving {release['id']}",))
 
 
@@ -305,6 +318,12 @@ def traffic_decoding(episodes: Sequence[Episode]) -> Sampling:
 
 def _window(stages: CycleStages, config: JsonObject, splits: Sequence[Split]) -> list[Episode]:
     return stages.trajectories.list_episodes(splits=splits, after=config["after"], until=config["until"])
+
+
+def _open_task_ids(stages: CycleStages) -> frozenset[str]:
+    """Tasks that users of the other splits asked too: an answer to them may have been learnt by heart."""
+    episodes = stages.trajectories.list_episodes(splits=(Split.TRAIN, Split.DEV))
+    return frozenset(episode.task.id for episode in episodes if episode.task is not None)
 
 
 def _dev_episodes(stages: CycleStages, config: JsonObject) -> list[Episode]:

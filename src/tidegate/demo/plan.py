@@ -22,16 +22,16 @@ class Plan:
 
     demonstrations_per_kind: int = 8
     seed_epochs: int = 4
-    cycle_epochs: int = 2
-    opening: Sequence[int] = (96, 80)
-    between: int = 40
-    drifted: Sequence[int] = (72, 64)
-    closing: int = 48
-    after_rollback: int = 12
+    cycle_epochs: int = 3
+    opening: Sequence[int] = (88, 72)
+    between: int = 24
+    drifted: Sequence[int] = (72, 56)
+    closing: int = 40
+    after_rollback: int = 8
     background: int = 24
     background_per_s: float = 0.12
     shown: int = 80
-    concurrency: int = 24
+    concurrency: int = 32
     max_tokens: int = 40
 
     def quick(self) -> Plan:
@@ -49,15 +49,15 @@ port = 0
 admin_port = 0
 
 [split] # a tenth of the default's traffic must fill the sealed set, so more users go there
-train = 0.5
-dev = 0.1
-sealed = 0.4
+train = 0.43
+dev = 0.12
+sealed = 0.45
 
 [cycle]
-max_dev_tasks = 24
+max_dev_tasks = 16
 
 [curation]
-max_examples = 40
+max_examples = 36
 
 [training]
 epochs = {epochs}

@@ -181,7 +181,9 @@ class _Story:
         outcome = await self.run_cycle(len(self.record.cycles) + 1, "--candidate", str(damaged))
         if outcome["outcome"] == "done":
             raise CommandError("the gate let a deliberately degraded adapter into serving; this must never happen")
-        self.mark("degraded refused", False, "; ".join(outcome["reasons"]))
+        refused = outcome["outcome"] == "refused"
+        what = "degraded refused" if refused else "degraded not judged"
+        self.mark(what, False if refused else None, "; ".join(outcome["reasons"]))
 
     async def roll_back_and_forth(self, server: ServerAddress) -> None:
         """Roll the champion back, let users come, promote it again, let users come."""
@@ -286,8 +288,8 @@ class _Story:
         )
 
     def tasks(self, size: int, *, drifted: bool) -> list[Task]:
-        """Tasks that nobody asked before; after the drift half of them are of the new kind."""
-        kinds = repeated([*CALCULATOR_KINDS, NEW_KIND, NEW_KIND, NEW_KIND] if drifted else CALCULATOR_KINDS)
+        """Tasks that nobody asked before; after the drift two thirds of them are of the new kind."""
+        kinds = repeated([*CALCULATOR_KINDS, *[NEW_KIND] * 6] if drifted else CALCULATOR_KINDS)
         order = [next(kinds) for _ in range(size)]
         self.draws += 1
         pools: dict[str, Iterator[Task]] = {}

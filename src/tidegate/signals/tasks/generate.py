@@ -25,7 +25,7 @@ TASK_KINDS: Mapping[str, Mapping[str, int]] = {
     "chain_sum": {"min_terms": 2, "max_terms": 3, "min_digits": 1, "max_digits": 2},
     "products": {"min_terms": 2, "max_terms": 2, "min_digits": 1, "max_digits": 2},
     "basic_arithmetic": {"min_terms": 2, "max_terms": 3, "min_digits": 1, "max_digits": 2},
-    "leg_counting": {"min_animals": 1, "max_animals": 2},
+    "leg_counting": {"min_animals": 1, "max_animals": 1},
 }
 """Kinds that can be generated, with the generator's parameters."""
 
