@@ -1,4 +1,4 @@
-"""``tidegate init``: a settings file with every default spelled out, and the gate's policy to edit."""
+"""``tidegate init``: a settings file with what most people change, and the gate's policy to edit."""
 
 from __future__ import annotations
 

@@ -98,7 +98,10 @@ class CurationSettings(_Section):
     """From scored episodes to a training batch."""
 
     success_threshold: Fraction = Field(default=1.0, description="Lowest score of an episode that is trained on.")
-    max_examples: Positive = Field(default=400, description="Budget of a batch; above it examples are subsampled.")
+    max_examples: Positive = Field(
+        default=400,
+        description="Most fresh examples of a batch, and most demonstrations; beyond them a sample is taken.",
+    )
     max_per_user: Positive = Field(default=20, description="Most examples of one user in a batch.")
     min_fresh: Positive = Field(default=16, description="Fewest verified fresh examples that are worth a cycle.")
     max_per_prompt: Positive = Field(default=3, description="Most copies of one prompt's exact same answer path.")

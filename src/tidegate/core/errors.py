@@ -3,7 +3,7 @@
     TidegateError
     ├── ConfigError            a setting, file or command-line value is not usable
     │   ├── ModelError         the base model is missing, unreadable or of an unsupported kind
-    │   └── PolicyError        the gate policy file is missing, malformed or unsigned
+    │   └── PolicyError        the gate policy file is missing or malformed
     ├── RequestError           a client sent something that cannot be served
     │   ├── NotFoundError      it names an object that does not exist
     │   ├── AuthenticationError  the API key or admin token is missing or unknown
@@ -54,7 +54,7 @@ class ModelError(ConfigError):
 
 
 class PolicyError(ConfigError):
-    """The gate policy file is missing, malformed or unsigned."""
+    """The gate policy file is missing or malformed."""
 
     code = "policy_invalid"
 

@@ -22,14 +22,14 @@ class Plan:
 
     demonstrations_per_kind: int = 8
     seed_epochs: int = 4
-    cycle_epochs: int = 3
-    opening: Sequence[int] = (88, 72)
+    cycle_epochs: int = 4
+    opening: Sequence[int] = (72, 56)
     between: int = 24
-    drifted: Sequence[int] = (72, 56)
-    closing: int = 40
-    after_rollback: int = 8
-    background: int = 24
-    background_per_s: float = 0.12
+    drifted: Sequence[int] = (64, 48)
+    closing: int = 30
+    after_rollback: int = 6
+    background: int = 12
+    background_per_s: float = 0.06
     shown: int = 80
     concurrency: int = 32
     max_tokens: int = 40
@@ -49,15 +49,16 @@ port = 0
 admin_port = 0
 
 [split] # a tenth of the default's traffic must fill the sealed set, so more users go there
-train = 0.43
+train = 0.42
 dev = 0.12
-sealed = 0.45
+sealed = 0.46
 
 [cycle]
 max_dev_tasks = 16
 
 [curation]
-max_examples = 36
+min_fresh = 12
+max_examples = 30
 
 [training]
 epochs = {epochs}

@@ -177,7 +177,7 @@ class _Story:
     async def propose_degraded(self) -> None:
         """A damaged adapter asks to be served; the gate must refuse it."""
         champion = await self.champion_adapter()
-        damaged = degrade_adapter(self.data.adapters / champion, self.run_dir / "degraded", seed=self.seed, scale=4.0)
+        damaged = degrade_adapter(self.data.adapters / champion, self.run_dir / "degraded", seed=self.seed, scale=16.0)
         outcome = await self.run_cycle(len(self.record.cycles) + 1, "--candidate", str(damaged))
         if outcome["outcome"] == "done":
             raise CommandError("the gate let a deliberately degraded adapter into serving; this must never happen")

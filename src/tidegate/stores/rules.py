@@ -122,7 +122,7 @@ def check_same_release(known: Release, release: Release) -> None:
 
 def unknown_candidate(candidate_id: str) -> NotFoundError:
     """The error for a candidate that is not in the store."""
-    return NotFoundError(f"candidate {candidate_id!r} is unknown; 'tidegate releases list' shows all")
+    return NotFoundError(f"candidate {candidate_id!r} is unknown; 'tidegate candidates list' shows all")
 
 
 def unknown_release(release_id: str) -> NotFoundError:

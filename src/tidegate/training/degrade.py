@@ -20,8 +20,8 @@ def degrade_adapter(source_dir: Path, out_root: Path, *, seed: int, scale: float
         source_dir: a float32 adapter directory.
         out_root: where the copy is published as ``<sha256>``.
         seed: decides the noise; the same seed gives the same copy.
-        scale: standard deviation of the noise relative to that of each tensor, > 0; 1 destroys most of what
-            was learned.
+        scale: standard deviation of the noise relative to that of each tensor, > 0. At 4 most of what was
+            learned survives, at 16 nothing does (EXPERIMENTS.md).
 
     Returns:
         The directory of the copy: a valid adapter with a hash of its own and a manifest that says what it is.
