@@ -108,7 +108,7 @@ def _keys(settings: Settings, directory: DataDirectory) -> str:
 def _audit(directory: DataDirectory) -> str:
     with open_stores(directory) as stores:
         report = verify_log(stores.audit.read(), stores.releases.list_releases())
-    return ", ".join(f"{key} {value}" for key, value in report.items())
+    return f"{report['records']} records, {report['decisions']} decisions recomputed"
 
 
 def _disk(settings: Settings) -> Finding:

@@ -221,7 +221,8 @@ async def train(stages: CycleStages, config: JsonObject, outputs: Outputs, repor
         origin=origin,
     )
     stages.releases.add_candidate(candidate)
-    return StepResult(output={**output, "candidate": candidate.id, "adapter_sha256": sha256})
+    proposed = {"proposed": sha256} if config["proposed"] else {}
+    return StepResult(output={**output, **proposed, "candidate": candidate.id, "adapter_sha256": sha256})
 
 
 async def screen(stages: CycleStages, config: JsonObject, outputs: Outputs, report: Report) -> StepResult:

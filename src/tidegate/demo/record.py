@@ -85,7 +85,7 @@ def draw_png(record: DemoRecord, path: Path) -> None:
 
     sessions = record.sessions
     numbers = [session.number for session in sessions]
-    figure, axes = plt.subplots(figsize=(9.5, 5.2), dpi=130, layout="constrained")
+    figure, axes = plt.subplots(figsize=(10.5, 5.2), dpi=130, layout="constrained")
     bands = [wilson_interval(round(s.success * s.episodes), s.episodes) for s in sessions]
     axes.fill_between(
         numbers, [low for low, _ in bands], [high for _, high in bands], color="#222222", alpha=0.12, lw=0
@@ -103,14 +103,16 @@ def draw_png(record: DemoRecord, path: Path) -> None:
     for mark in record.marks:
         level = offsets.get(mark.after_session, 0)
         offsets[mark.after_session] = level + 1
-        x = mark.after_session + 0.3 + 0.16 * level
+        x = mark.after_session + 0.25 + 0.4 * level
         axes.axvline(x, color=_COLOURS[mark.accepted], lw=1.4, ls=":")
-        axes.text(x, 1.03, mark.what, rotation=38, ha="left", va="bottom", fontsize=8, color=_COLOURS[mark.accepted])
+        axes.text(
+            x - 0.06, 1.03, mark.what, rotation=55, ha="left", va="bottom", fontsize=8, color=_COLOURS[mark.accepted]
+        )
     axes.set(xlabel="session", ylabel="success at temperature 1", ylim=(0, 1.02), xlim=(0.7, max(numbers) + 1.0))
     axes.set_xticks(numbers, [f"{s.number}\n{s.title}" for s in sessions], fontsize=8)
     axes.grid(axis="y", alpha=0.25)
     axes.spines[["top", "right"]].set_visible(False)
-    axes.legend(loc="lower right", fontsize=8, frameon=False)
+    axes.legend(loc="upper left", bbox_to_anchor=(1.0, 1.0), fontsize=8, frameon=False)
     figure.suptitle(f"Live success of simulated users (seed {record.seed})", fontsize=11)
     figure.savefig(path)
     plt.close(figure)

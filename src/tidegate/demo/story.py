@@ -20,12 +20,15 @@ from tidegate.demo.display import Bar, Display
 from tidegate.demo.plan import CALCULATOR_KINDS, NEW_KIND, Plan, settings_text
 from tidegate.demo.processes import run_command, running_server
 from tidegate.demo.record import DemoRecord, Mark, Session, draw_png, draw_terminal
+from tidegate.demo.sentences import because, command_here, step_sentence
+from tidegate.engines.model_cache import resolve_model
 from tidegate.signals import builtin_environments, builtin_verifiers
 from tidegate.signals.tasks.experts import expert_answer
 from tidegate.signals.tasks.generate import generate_tasks
 from tidegate.simulate import ArrivalOptions, EpisodeResult, FeedbackOptions, PlayOptions, SimulationReport, simulate
 from tidegate.training import degrade_adapter
 
+DEFAULT_MODEL = "smollm2-135m"
 CYCLE_ENDS = (0, 3, 4)
 """Exit codes of a cycle that are outcomes, not failures: published, refused, abstained."""
 
@@ -46,6 +49,7 @@ async def run_demo(*, runs: Path, seed: int, quick: bool) -> dict[str, Any]:
     """
     plan = Plan().quick() if quick else Plan()
     run_dir = _new_folder(runs, seed)
+    await asyncio.to_thread(resolve_model, DEFAULT_MODEL, progress=tell_early)
     story = _Story(run_dir, plan, seed)
     with story.display.running():
         await story.tell()
@@ -107,6 +111,7 @@ class _Story:
         """A short supervised pass on demonstrations."""
         shown = self.run_dir / "demonstrations.jsonl"
         count, kinds = self.plan.demonstrations_per_kind, ",".join(CALCULATOR_KINDS)
+        self.display.say(f"training the first release on {count * len(CALCULATOR_KINDS)} demonstrations")
         with self.stage("first release: training"), self.display.bar("supervised pass on demonstrations", 1):
             await self.command(
                 "tasks", "generate", "--demonstrations", "--kinds", kinds, "--count", str(count),
@@ -162,7 +167,8 @@ class _Story:
                     bar.set(f"cycle {number}: {line['step']}{arm}", done, total)
                 elif line.get("what") == "finished":
                     self.add_seconds(f"cycle: {line['step']}", float(detail["seconds"]))
-                    self.display.say(_step_sentence(number, line))
+                    if not line["detail"]["output"].get("proposed"):
+                        self.display.say(step_sentence(number, line))
 
             finished = await run_command(
                 ["cycle", "run", "--json", *arguments], config=self.config, accepted=CYCLE_ENDS, on_line=on_line
@@ -171,13 +177,14 @@ class _Story:
         self.record.cycles.append(
             {"number": number, **{key: outcome[key] for key in ("cycle", "outcome", "reasons", "steps")}}
         )
-        self.display.say(f"cycle {number} ended: {outcome['outcome']}" + _because(outcome["reasons"]))
+        self.display.say(f"cycle {number} ended: {outcome['outcome']}" + because(outcome["reasons"]))
         return outcome
 
     async def propose_degraded(self) -> None:
         """A damaged adapter asks to be served; the gate must refuse it."""
         champion = await self.champion_adapter()
         damaged = degrade_adapter(self.data.adapters / champion, self.run_dir / "degraded", seed=self.seed, scale=16.0)
+        self.display.say("a deliberately degraded adapter asks to be served")
         outcome = await self.run_cycle(len(self.record.cycles) + 1, "--candidate", str(damaged))
         if outcome["outcome"] == "done":
             raise CommandError("the gate let a deliberately degraded adapter into serving; this must never happen")
@@ -203,7 +210,10 @@ class _Story:
         """Recompute every decision from the audit log."""
         report = await self.command("audit", "verify", "--json")
         self.record.facts["audit"] = report
-        self.display.say("audit log recomputed: " + ", ".join(f"{value} {name}" for name, value in report.items()))
+        self.display.say(
+            f"audit log verified: {report['records']} records, {report['decisions']} decisions recomputed, "
+            f"{report['promotions']} promotions"
+        )
 
     def finish(self) -> dict[str, Any]:
         """Write report and plots, say how to go on."""
@@ -214,13 +224,14 @@ class _Story:
         draw_png(record, self.run_dir / "curve.png")
         self.display.say(draw_terminal(record))
         for mark in record.marks:
-            self.display.say(f"after session {mark.after_session}: {mark.what}" + _because([mark.detail]))
+            self.display.say(f"after session {mark.after_session}: {mark.what}" + because([mark.detail]))
         failed = record.facts["failed_requests"]
         self.display.say(
             f"{record.facts['seconds']:.0f} s in all; {failed} failed requests; report, plot and data in {self.run_dir}"
         )
         self.display.say(
-            f"go on: tidegate --config {self.config} serve --port 8420, then curl http://127.0.0.1:8420/v1/models, or "
+            f"go on: {command_here()} --config {self.config} serve --port 8420, then "
+            "curl http://127.0.0.1:8420/v1/models, or "
             "OpenAI(base_url='http://127.0.0.1:8420/v1', api_key='none') with model='champion'"
         )
         if failed:
@@ -348,21 +359,3 @@ class _Story:
 
     def add_seconds(self, name: str, seconds: float) -> None:
         self.record.stage_seconds[name] = self.record.stage_seconds.get(name, 0.0) + seconds
-
-
-def _step_sentence(number: int, line: dict[str, Any]) -> str:
-    detail = line["detail"]
-    output = detail["output"]
-    told = {
-        "curate": lambda: f"{output.get('examples', 0)} examples {output.get('by_kind', {})}",
-        "train": lambda: f"candidate {output.get('candidate')}",
-        "publish": lambda: f"{output.get('release')}",
-    }.get(line["step"], lambda: "")()
-    return f"cycle {number}: {line['step']} took {detail['seconds']:.1f} s {told}".rstrip() + _because(
-        detail["reasons"]
-    )
-
-
-def _because(reasons: Sequence[str]) -> str:
-    text = "; ".join(reason for reason in reasons if reason)
-    return f" ({text})" if text else ""
