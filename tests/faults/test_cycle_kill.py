@@ -36,8 +36,9 @@ def _copy(pristine: Path, name: str) -> LoopWorld:
     return LoopWorld(root, pristine / "model")
 
 
-@pytest.mark.parametrize("step", STEPS)
-@pytest.mark.parametrize("moment", ["started", "finished"])
+@pytest.mark.parametrize(
+    ("step", "moment"), [*((step, "started") for step in STEPS), ("train", "finished"), ("certify", "finished")]
+)
 def test_a_killed_cycle_is_resumed_and_ends_the_same(
     pristine: Path, undisturbed: dict[str, object], step: str, moment: str
 ) -> None:

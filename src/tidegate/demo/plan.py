@@ -22,7 +22,7 @@ class Plan:
 
     demonstrations_per_kind: int = 8
     seed_epochs: int = 4
-    cycle_epochs: int = 4
+    cycle_epochs: int = 3
     opening: Sequence[int] = (72, 56)
     between: int = 24
     drifted: Sequence[int] = (64, 48)

@@ -20,7 +20,7 @@ from tidegate.demo.display import Bar, Display
 from tidegate.demo.plan import CALCULATOR_KINDS, NEW_KIND, Plan, settings_text
 from tidegate.demo.processes import run_command, running_server
 from tidegate.demo.record import DemoRecord, Mark, Session, draw_png, draw_terminal
-from tidegate.demo.sentences import because, command_here, step_sentence
+from tidegate.demo.sentences import because, command_here, step_sentence, tell_early
 from tidegate.engines.model_cache import resolve_model
 from tidegate.signals import builtin_environments, builtin_verifiers
 from tidegate.signals.tasks.experts import expert_answer
