@@ -313,7 +313,7 @@ async def test_tensors_that_do_not_fit_are_refused(
         ({"rank_pattern": {"q_proj": 2}}, "rank_pattern"),
         ({"fan_in_fan_out": True}, "fan_in_fan_out"),
         ({"r": 0}, "r = 0"),
-        ({"r": 8}, r"expected \(\(8, 32\)"),
+        ({"r": 8}, r"expected \(\(8, 48\)"),
         ({"lora_alpha": None}, "lora_alpha = None"),
         ({"target_modules": []}, r"target_modules \[\]"),
         ({"target_modules": ["q_proj"]}, "not there: .*down_proj"),

@@ -120,7 +120,7 @@ def test_signals_scoring_ignores_side_calls() -> None:
     main = interaction(TASK.messages, choice("42"))
     side = interaction(({"role": "user", "content": "a title"},), choice("7"), number=1, main_line=False)
     assert score(episode(main, side)).counts == {"right": 1}
-    assert score(episode(replace(side, task=TASK))).counts == {"broken": 1}
+    assert score(episode(replace(side, task=TASK))).counts == {"no_task": 1}
 
 
 def test_signals_scoring_fails_an_answer_that_the_engine_marked_invalid() -> None:

@@ -147,7 +147,7 @@ def _checked_config(name: str, config: Mapping[str, Any]) -> tuple[float, int, f
 
 def _paired(name: str, tensors: Mapping[str, torch.Tensor]) -> dict[str, tuple[torch.Tensor, torch.Tensor]]:
     halves: dict[str, dict[str, torch.Tensor]] = {}
-    for key, tensor in tensors.items():
+    for key, tensor in sorted(tensors.items()):  # the file gives them in any order; messages name the first
         suffix = next((end for end in _SUFFIXES if key.endswith(end)), None)
         if suffix is None or not key.startswith(_PREFIX):
             raise AdapterError(
