@@ -79,6 +79,7 @@ class _Story:
         self.started = time.monotonic()
         self.asked: set[str] = set()
         self.draws = 0
+        self.certified: list[str] = []
 
     async def tell(self) -> None:
         """All scenes in order."""
@@ -153,7 +154,8 @@ class _Story:
             what = f"{release.rsplit('-', 2)[1]} accepted"
         else:
             what = f"update {outcome['outcome']}"
-        self.mark(what, accepted if outcome["outcome"] != "abstained" else None, "; ".join(outcome["reasons"]))
+        reasons = self.certified if accepted else outcome["reasons"]
+        self.mark(what, accepted if outcome["outcome"] != "abstained" else None, "; ".join(reasons))
 
     async def run_cycle(self, number: int, *arguments: str) -> dict[str, Any]:
         """``tidegate cycle run``, its steps on a bar."""
@@ -167,6 +169,8 @@ class _Story:
                     bar.set(f"cycle {number}: {line['step']}{arm}", done, total)
                 elif line.get("what") == "finished":
                     self.add_seconds(f"cycle: {line['step']}", float(detail["seconds"]))
+                    if line["step"] == "certify":
+                        self.certified = detail["reasons"]
                     if not line["detail"]["output"].get("proposed"):
                         self.display.say(step_sentence(number, line))
 
