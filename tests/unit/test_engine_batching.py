@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import random
+from collections import deque
 from collections.abc import AsyncGenerator, Callable
 from pathlib import Path
 from typing import Any
@@ -197,20 +198,27 @@ async def test_prompts_longer_than_a_chunk_are_computed_in_parts(engine: Embedde
     running_call.cancel()
 
 
+@pytest.mark.parametrize("long_first", [True, False])
 async def test_a_short_prompt_overtakes_a_long_one_and_both_answer_right(
-    engine: EmbeddedEngine, model_dir: Path
+    engine: EmbeddedEngine, model_dir: Path, long_first: bool
 ) -> None:
     running_call = asyncio.create_task(answer(engine, endless(engine, "short")))
     await until(lambda: lane_of(engine).running == 1)
+    lane = lane_of(engine)
+    admit, swap = lane._admit, lane._slots.swap
     swaps: list[tuple[int, int]] = []
-    slots = lane_of(engine)._slots
-    swap = slots.swap
+
+    def admit_together() -> None:
+        if len(lane.waiting) == 3:
+            lane.waiting = deque(sorted(lane.waiting, key=lambda row: row.prompt_length, reverse=long_first))
+            admit()
 
     def recorded(one: int, other: int, length: int) -> None:
         swaps.append((one, other))
         swap(one, other, length)
 
-    slots.swap = recorded
+    lane._admit = admit_together
+    lane._slots.swap = recorded
     requests = [call("y" * 700, max_tokens=6), call("z", max_tokens=6, n=2)]
     answers = await asyncio.gather(*(answer(engine, request) for request in requests))
     assert any(one != other for one, other in swaps)
@@ -220,6 +228,29 @@ async def test_a_short_prompt_overtakes_a_long_one_and_both_answer_right(
             assert list(choice.token_ids) == tokens[:6]
             assert choice.logprobs == pytest.approx(logprobs, abs=1e-4)
     running_call.cancel()
+
+
+@pytest.mark.parametrize("seed", range(4))
+async def test_siblings_twins_and_long_prompts_in_one_crowd_change_no_answer(model_dir: Path, seed: int) -> None:
+    rng = random.Random(seed)
+    prompts = [rng.choice("abc") * rng.choice((3, 40, 200, 700)) for _ in range(12)]
+    requests = [
+        call(rng.choice(prompts), max_tokens=rng.randint(2, 12), n=rng.randint(1, 3), request_id=str(index))
+        for index in range(30)
+    ]
+
+    async def arriving(engine: EmbeddedEngine, request: GenerationRequest) -> Any:
+        await asyncio.sleep(rng.random() * 0.3)
+        return await answer(engine, request)
+
+    async with running(model_dir, prefix_cache_tokens=rng.choice((0, 4096))) as engine:
+        alone = [await answer(engine, request) for request in requests]
+    async with running(model_dir, prefix_cache_tokens=rng.choice((0, 4096))) as engine:
+        crowd = await asyncio.gather(*(arriving(engine, request) for request in requests))
+    for (_, expected), (_, choices) in zip(alone, crowd, strict=True):
+        for one, many in zip(expected, choices, strict=True):
+            assert one.token_ids == many.token_ids
+            assert one.logprobs == pytest.approx(many.logprobs, abs=1e-4)
 
 
 async def test_every_token_is_in_one_delta_and_events_come_in_order(engine: EmbeddedEngine) -> None:

@@ -165,10 +165,12 @@ class Lane:
         lasts = [row.prompt_length - 1 - start for row, start in zip(rows, starts, strict=True)]
         keep = sorted({last for last in lasts if last < size}) or [size - 1]
         logits = self.runner.advance(self._slots, first, torch.tensor(tokens), positions, keep)
+        # Every length before any row moves: a slot moves with as many columns as its row says it has.
+        for row, start in zip(rows, starts, strict=True):
+            row.cached = min(start + size, row.prompt_length)
         begun: list[Row] = []
         scores: list[torch.Tensor] = []
-        for index, (row, start, last) in enumerate(zip(rows, starts, lasts, strict=True)):
-            row.cached = min(start + size, row.prompt_length)
+        for index, (row, last) in enumerate(zip(rows, lasts, strict=True)):
             if last < size:
                 joined = self._begin(row)
                 begun += joined
