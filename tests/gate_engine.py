@@ -17,6 +17,7 @@ from tidegate.core.gate.policy import (
     Policy,
     ScreenRules,
     SealedRules,
+    TriggerRules,
 )
 from tidegate.core.hashing import content_hash
 from tidegate.core.types import (
@@ -198,14 +199,33 @@ def make_policy(**changes: Any) -> Policy:
         name="test",
         decoding="traffic",
         canary="none",
+        holdback="none",
+        collapse="none",
         ledger=LedgerRules(alpha=0.10, error_rate="fdr", looks_per_window=5, looks_per_epoch=3),
         sealed=SealedRules(min_pairs=40, max_pairs=60, max_error_share=0.05),
         non_inferiority=NonInferiorityRules(
             level=0.05, overall_margin=0.05, anchor_margin=0.05, slice_margin=0.2, min_pairs_per_slice=20
         ),
-        guardrails=GuardrailRules(no_reply_margin=0.1, invalid_tool_call_margin=0.1),
+        guardrails=GuardrailRules(
+            no_reply_margin=0.1,
+            invalid_tool_call_margin=0.1,
+            refusal_margin=0.1,
+            length_factor=2.0,
+            length_margin=0.2,
+            latency_factor=3.0,
+            latency_margin=0.2,
+        ),
         screen=ScreenRules(
             min_dev_pairs=10, dev_rule="above", max_no_reply_increase=0.1, max_invalid_tool_call_increase=0.1
+        ),
+        triggers=TriggerRules(
+            max_error_ratio=2.0,
+            min_calls=20,
+            max_disagreement=0.1,
+            min_audited=10,
+            drift_drop=0.2,
+            drift_at=100.0,
+            rollbacks_per_window=2,
         ),
     )
     for name, value in changes.items():

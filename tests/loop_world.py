@@ -34,6 +34,8 @@ format = 1
 name = "test"
 decoding = "traffic"
 canary = "none"
+holdback = "none"
+collapse = "none"
 [ledger]
 alpha = 0.2
 error_rate = "fdr"
@@ -52,11 +54,24 @@ min_pairs_per_slice = 5
 [guardrails]
 no_reply_margin = 0.5
 invalid_tool_call_margin = 0.5
+refusal_margin = 0.5
+length_factor = 2.0
+length_margin = 0.9
+latency_factor = 3.0
+latency_margin = 0.9
 [screen]
 min_dev_pairs = 4
 dev_rule = "above"
 max_no_reply_increase = 0.5
 max_invalid_tool_call_increase = 0.5
+[triggers]
+max_error_ratio = 2.0
+min_calls = 50
+max_disagreement = 0.10
+min_audited = 20
+drift_drop = 0.20
+drift_at = 100.0
+rollbacks_per_window = 2
 """
 SETTINGS = """\
 data_dir = "{data}"

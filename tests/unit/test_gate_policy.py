@@ -56,7 +56,7 @@ def test_every_value_is_in_the_hash_and_survives_a_record() -> None:
     assert policy_from_values(policy.values()) == policy
     seen = {policy.hash}
     for section, name, value in leaves(policy.values()):
-        changed = "other" if isinstance(value, str) else value + 1
+        changed = "other" if isinstance(value, str) else value[:-1] if isinstance(value, list) else value + 1
         values = policy.values()
         (values[section] if section else values)[name] = changed
         seen.add(policy_from_values(values).hash)
@@ -95,7 +95,11 @@ def test_no_field_may_be_left_out(section: str | None, name: str) -> None:
         ("level = 0.05", "level = 0.5", "non_inferiority.level = 0.5"),
         ("anchor_margin = 0.01", "anchor_margin = 0.0", "anchor_margin = 0.0"),
         ('decoding = "traffic"', 'decoding = "greedy"', "decoding = 'greedy'"),
-        ('canary = "none"', 'canary = "some"', "canary = 'some'"),
+        ("bets = [0.05, 0.1, 0.2, 0.4, 0.7]", "bets = [0.05, 1.5]", "canary.bets.1 = 1.5: Input should be less than 1"),
+        ("weights = [0.05, 0.25, 0.5]", "weights = [0.5, 0.25]", "rising shares"),
+        ("promote_at = 20.0", "promote_at = 0.5", "promote_at = 0.5"),
+        ('decoding = "traffic"', 'decoding = "traffic"\ncollapse = "some"', "is not TOML"),
+        ('decoding = "traffic"', 'decoding = "traffic"\ncanery = "none"', "canery = 'none': Unexpected"),
         ("format = 1", "format = 2", "format = 2"),
         ("[ledger]", "[ledgers]", "ledger is missing"),
         ("format = 1", "format = = 1", "is not TOML"),
@@ -105,6 +109,19 @@ def test_bad_values_are_refused_by_name(old: str, new: str, words: str) -> None:
     assert old in DEFAULT_TEXT
     with pytest.raises(PolicyError, match=words):
         parse_policy(DEFAULT_TEXT.replace(old, new, 1), source="bad.toml")
+
+
+@pytest.mark.parametrize("stage", ["canary", "holdback", "collapse"])
+def test_a_stage_is_left_out_only_by_a_word(stage: str) -> None:
+    head, _, rest = DEFAULT_TEXT.partition(f"\n[{stage}]\n")
+    without = head + "\n[" + rest.partition("\n[")[2]
+    with pytest.raises(PolicyError, match=f"{stage} is missing"):
+        parse_policy(without, source="short.toml")
+    spelt = without.replace('decoding = "traffic"', f'decoding = "traffic"\n{stage} = "none"')
+    assert getattr(parse_policy(spelt, source="spelt.toml"), stage) == "none"
+    with pytest.raises(PolicyError, match=f"{stage} = 'some'"):
+        parse_policy(spelt.replace(f'{stage} = "none"', f'{stage} = "some"'), source="spelt.toml")
+    assert policy_from_values(parse_policy(spelt, source="spelt.toml").values()).hash != load_policy().hash
 
 
 def test_a_file_is_read_like_the_shipped_text(tmp_path: Path) -> None:

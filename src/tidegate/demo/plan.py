@@ -23,7 +23,7 @@ class Plan:
     demonstrations_per_kind: int = 8
     seed_epochs: int = 4
     cycle_epochs: int = 3
-    opening: Sequence[int] = (72, 56)
+    opening: Sequence[int] = (88, 72)
     between: int = 24
     drifted: Sequence[int] = (64, 48)
     closing: int = 30
@@ -58,7 +58,7 @@ max_dev_tasks = 16
 
 [curation]
 min_fresh = 12
-max_examples = 30
+max_examples = 36
 
 [training]
 epochs = {epochs}

@@ -54,12 +54,26 @@ def parse_policy(text: str, *, source: str) -> Policy:
     try:
         return _POLICY.validate_json(canonical_json(values))
     except ValidationError as error:
-        problems = "; ".join(
-            f"{'.'.join(str(part) for part in problem['loc'])} = {problem['input']!r}: {problem['msg']}"
-            if problem["type"] != "missing"
-            else f"{'.'.join(str(part) for part in problem['loc'])} is missing"
-            for problem in error.errors()
-        )
+        problems = "; ".join(_sentences(error))
         raise PolicyError(f"gate policy {source!r} is not usable: {problems}; {_HINT}") from error
     except (TypeError, ValueError) as error:
         raise PolicyError(f"gate policy {source!r} holds a value that is no finite number or text: {error}") from error
+
+
+def _sentences(error: ValidationError) -> list[str]:
+    """One sentence a problem, with the field's name as the file has it."""
+    sentences: list[str] = []
+    for problem in error.errors():
+        # A stage is "none" or a table of rules; of a table that is faulty only its own faults are of use, and of
+        # anything else only that it is neither.
+        alternative = str(problem["loc"][-1]) if problem["type"] in ("literal_error", "dataclass_type") else ""
+        if isinstance(problem["input"], dict) and alternative.startswith("literal"):
+            continue
+        if not isinstance(problem["input"], dict) and alternative.endswith("Rules") and len(problem["loc"]) > 1:
+            continue
+        name = ".".join(str(part) for part in problem["loc"] if not str(part).endswith(("Rules", "]")))
+        if problem["type"] == "missing":
+            sentences.append(f"{name} is missing")
+        else:
+            sentences.append(f"{name} = {problem['input']!r}: {problem['msg']}")
+    return sentences

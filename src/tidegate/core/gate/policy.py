@@ -5,18 +5,21 @@ Every field is part of the policy's hash, and the hash is part of every decision
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
 from typing import Annotated, Any, ClassVar, Literal
 
 from annotated_types import Ge, Gt, Lt
 
-from tidegate.core.hashing import content_hash
+from tidegate.core.hashing import canonical_json, content_hash
 from tidegate.core.statistics import ErrorRate
 
 Share = Annotated[float, Ge(0.0), Lt(1.0)]
 Margin = Annotated[float, Gt(0.0), Lt(1.0)]
 Count = Annotated[int, Ge(1)]
+Factor = Annotated[float, Gt(1.0)]
+Bet = Annotated[float, Gt(0.0), Lt(1.0)]
 
 _STRICT: Mapping[str, Any] = {"extra": "forbid", "strict": True}
 
@@ -64,12 +67,21 @@ class NonInferiorityRules:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GuardrailRules:
-    """Largest tolerated increases of the rates of bad behaviour, tested one-sided at the same level."""
+    """Largest tolerated increases of the rates of bad behaviour, tested one-sided at the same level.
+
+    On a task an arm is *overlong* when it uses more than ``length_factor`` times the other arm's tokens, and *slow*
+    when it takes more than ``latency_factor`` times the other arm's seconds a token.
+    """
 
     __pydantic_config__: ClassVar[Mapping[str, Any]] = _STRICT
 
     no_reply_margin: Margin
     invalid_tool_call_margin: Margin
+    refusal_margin: Margin
+    length_factor: Factor
+    length_margin: Margin
+    latency_factor: Factor
+    latency_margin: Margin
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -90,11 +102,104 @@ class ScreenRules:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Policy:
-    """Everything that decides whether a challenger is promoted.
+class CollapseRules:
+    """How narrow a challenger may be beside the anchor, over ``tasks`` sealed tasks answered ``samples`` times each.
 
-    ``decoding``: ``traffic`` evaluates with the sampling settings that the traffic uses. ``canary``: ``none``
-    publishes a certified challenger to all traffic at once; a weakening that the file must spell out.
+    ``max_pass_at_k_drop``: largest drop of pass@``samples``. ``min_strategies``: least ratio of the effective
+    numbers of strategies. ``max_slices_lost``: largest share of the anchor's slices with a success that have none
+    now. ``min_entropy``: least ratio of the mean token entropies. ``min_distinct``: least ratio of the shares of
+    distinct n-grams, and of the Vendi scores.
+    """
+
+    __pydantic_config__: ClassVar[Mapping[str, Any]] = _STRICT
+
+    tasks: Count
+    samples: Annotated[int, Ge(2)]
+    max_pass_at_k_drop: Margin
+    min_strategies: Share
+    max_slices_lost: Share
+    min_entropy: Share
+    min_distinct: Share
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CanaryRules:
+    """A certified challenger on live traffic before it is the champion.
+
+    ``weights``: shares of users, rising, each held for ``pairs_per_weight`` pairs. Promoted when the evidence
+    against a loss of ``margin`` reaches ``promote_at``, rolled back when that for a loss reaches ``rollback_at``,
+    given up as inconclusive after ``horizon_pairs``.
+    """
+
+    __pydantic_config__: ClassVar[Mapping[str, Any]] = _STRICT
+
+    weights: tuple[Share, ...]
+    pairs_per_weight: Count
+    horizon_pairs: Count
+    margin: Margin
+    bets: tuple[Bet, ...]
+    promote_at: Factor
+    rollback_at: Factor
+
+    def __post_init__(self) -> None:
+        """Weights rise, and there is something to bet."""
+        if not self.weights or list(self.weights) != sorted(set(self.weights)) or self.weights[0] <= 0.0:
+            raise ValueError(f"weights = {list(self.weights)!r}; rising shares above 0 are accepted")
+        if not self.bets:
+            raise ValueError("bets = []; at least one number in (0, 1) is accepted")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HoldbackRules:
+    """A share of users stays on the previous champion and shows when the present one turns bad.
+
+    ``share`` of users, drawn anew every ``period_days``; an alarm is raised at ``alarm_at`` against a loss of more
+    than ``margin``.
+    """
+
+    __pydantic_config__: ClassVar[Mapping[str, Any]] = _STRICT
+
+    share: Margin
+    period_days: Annotated[float, Gt(0.0)]
+    margin: Margin
+    bets: tuple[Bet, ...]
+    alarm_at: Factor
+
+    def __post_init__(self) -> None:
+        """There is something to bet."""
+        if not self.bets:
+            raise ValueError("bets = []; at least one number in (0, 1) is accepted")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TriggerRules:
+    """What else takes a release back or stops learning.
+
+    More than ``max_error_ratio`` times the control's error rate, judged from ``min_calls`` calls of each arm on; a
+    verifier with which people disagree on more than ``max_disagreement`` of at least ``min_audited`` audited answers;
+    a fall of both arms by ``drift_drop`` below the rate before, at evidence ``drift_at``; ``rollbacks_per_window``
+    rollbacks in one window of looks.
+    """
+
+    __pydantic_config__: ClassVar[Mapping[str, Any]] = _STRICT
+
+    max_error_ratio: Factor
+    min_calls: Count
+    max_disagreement: Share
+    min_audited: Count
+    drift_drop: Margin
+    drift_at: Factor
+    rollbacks_per_window: Count
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Policy:
+    """Everything that decides whether a challenger is promoted, and whether it stays.
+
+    ``decoding``: ``traffic`` evaluates with the sampling settings that the traffic uses. ``none`` instead of rules
+    leaves a stage out; a weakening that the file must spell out: without ``canary`` a certified challenger goes to
+    all traffic at once, without ``holdback`` nothing shows that a champion turned bad, without ``collapse`` nothing
+    shows that it became narrow.
     """
 
     __pydantic_config__: ClassVar[Mapping[str, Any]] = _STRICT
@@ -102,16 +207,19 @@ class Policy:
     format: Literal[1]
     name: str
     decoding: Literal["traffic"]
-    canary: Literal["none"]
+    canary: Literal["none"] | CanaryRules
+    holdback: Literal["none"] | HoldbackRules
+    collapse: Literal["none"] | CollapseRules
     ledger: LedgerRules
     sealed: SealedRules
     non_inferiority: NonInferiorityRules
     guardrails: GuardrailRules
     screen: ScreenRules
+    triggers: TriggerRules
 
     def values(self) -> dict[str, Any]:
         """All fields as JSON values."""
-        return asdict(self)
+        return json.loads(canonical_json(asdict(self)))
 
     @property
     def hash(self) -> str:
@@ -127,7 +235,9 @@ def policy_from_values(values: Mapping[str, Any]) -> Policy:
     """
     known: dict[str, Any] = dict(values)
     for name, section in _SECTIONS.items():
-        known[name] = section(**known[name])
+        if known[name] != "none":
+            fields = {key: tuple(value) if isinstance(value, list) else value for key, value in known[name].items()}
+            known[name] = section(**fields)
     return Policy(**known)
 
 
@@ -137,4 +247,8 @@ _SECTIONS: Mapping[str, Callable[..., Any]] = {
     "non_inferiority": NonInferiorityRules,
     "guardrails": GuardrailRules,
     "screen": ScreenRules,
+    "triggers": TriggerRules,
+    "canary": CanaryRules,
+    "holdback": HoldbackRules,
+    "collapse": CollapseRules,
 }
