@@ -64,6 +64,7 @@ def test_an_honest_log_recomputes(records: list[AuditRecord]) -> None:
     ]
     report = verify_audit(records)
     assert (report.records, report.screens, report.decisions, report.promotions) == (8, 1, 4, 1)
+    assert report.recomputed == {"screen": 1, "decision": 4}
     assert report.head == records[-1].hash
     assert [epoch.closed for epoch in report.epochs] == ["promotion", None]
 

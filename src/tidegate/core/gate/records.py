@@ -80,8 +80,8 @@ def decide(given: JsonObject, state: GateState) -> tuple[Decision, dict[str, Any
     commitment = commitment_of((pair.task_id for pair in pairs), given["salt"]) if pairs else None
     if pairs and (epoch is None or epoch.commitment != commitment):
         raise AuditError(
-            f"the {len(pairs)} tasks answered are not those of an open epoch: their commitment is {commitment!r}, "
-            f"the open epoch's {epoch.commitment if epoch else None!r}"
+            f"field 'commitment': the {len(pairs)} tasks answered are not those of an open epoch: their commitment is "
+            f"{commitment!r}, the open epoch's {epoch.commitment if epoch else None!r}"
         )
     decision = certify(Evidence(pairs=pairs, available=given["available"]), policy, ledger)
     derived: dict[str, Any] = {

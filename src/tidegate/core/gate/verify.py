@@ -6,7 +6,8 @@ of the decision that it rests on.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -20,10 +21,34 @@ _RELATIVE_TOLERANCE = 1e-9  # special functions differ in the last digits betwee
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Recomputation:
+    """How the body of a kind of record follows from what was given.
+
+    ``given``: fields that are taken from the record as they stand. ``derive`` makes the whole body of those fields
+    and the gate's state before the record; it raises KeyError, TypeError, ValueError or AttributeError where a given
+    field is malformed, AuditError where it does not fit the state.
+    """
+
+    given: frozenset[str]
+    derive: Callable[[JsonObject, GateState], JsonObject]
+
+
+RECOMPUTED: Mapping[str, Recomputation] = {
+    DECISION: Recomputation(given=DECISION_GIVEN, derive=lambda given, state: decide(given, state)[1]),
+    SCREEN: Recomputation(given=SCREEN_GIVEN, derive=lambda given, _: decide_screen(given)[1]),
+}
+"""Every kind of record that is recomputed; the others only move the state or pass through."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class AuditReport:
-    """What was recomputed. ``head`` is the hash of the last record; keep it elsewhere to notice a cut tail."""
+    """What was recomputed. ``head`` is the hash of the last record; keep it elsewhere to notice a cut tail.
+
+    ``recomputed``: records by kind, for the kinds of ``RECOMPUTED`` that the log holds.
+    """
 
     records: int
+    recomputed: Mapping[str, int]
     screens: int
     decisions: int
     promotions: int
@@ -32,7 +57,7 @@ class AuditReport:
 
 
 def verify_audit(records: Iterable[AuditRecord]) -> AuditReport:
-    """Check the hash chain and recompute every screen and decision.
+    """Check the hash chain and recompute every record of the kinds in ``RECOMPUTED``.
 
     Raises:
         AuditError: at the first difference; the message names the record's number and the field.
@@ -40,23 +65,24 @@ def verify_audit(records: Iterable[AuditRecord]) -> AuditReport:
     log = list(records)
     verify_chain(log)
     state = GateState()
-    counts = {SCREEN: 0, DECISION: 0, "promotions": 0}
+    recomputed: Counter[str] = Counter()
+    promotions = 0
     epoch_of_task: dict[str, str] = {}
     for record in log:
+        recomputation = RECOMPUTED.get(record.kind)
+        if recomputation is not None:
+            _compare(record, _recomputed(record, recomputation, state))
+            recomputed[record.kind] += 1
         if record.kind == DECISION:
-            _compare(record, _recomputed(record, DECISION_GIVEN, state))
             _claim_tasks(record, epoch_of_task)
-            counts["promotions"] += record.body["decision"] == "promote"
-        elif record.kind == SCREEN:
-            _compare(record, _recomputed(record, SCREEN_GIVEN, state))
-        if record.kind in counts:
-            counts[record.kind] += 1
+            promotions += record.body["decision"] == "promote"
         state = fold(state, record)
     return AuditReport(
         records=len(log),
-        screens=counts[SCREEN],
-        decisions=counts[DECISION],
-        promotions=counts["promotions"],
+        recomputed=dict(recomputed),
+        screens=recomputed[SCREEN],
+        decisions=recomputed[DECISION],
+        promotions=promotions,
         epochs=state.epochs,
         head=log[-1].hash if log else GENESIS_HASH,
     )
@@ -114,16 +140,15 @@ def _compare_certificate(release: Release, certificate: JsonObject, by_hash: Map
             )
 
 
-def _recomputed(record: AuditRecord, given_fields: frozenset[str], state: GateState) -> JsonObject:
+def _recomputed(record: AuditRecord, recomputation: Recomputation, state: GateState) -> JsonObject:
     try:
-        given = {name: record.body[name] for name in given_fields}
-        return decide(given, state)[1] if record.kind == DECISION else decide_screen(given)[1]
+        return recomputation.derive({name: record.body[name] for name in recomputation.given}, state)
     except KeyError as error:
         raise AuditError(f"audit record {record.seq} ({record.kind}) lacks the field {error}") from error
     except (TypeError, ValueError, AttributeError) as error:
         raise AuditError(f"audit record {record.seq} ({record.kind}) is malformed: {error}") from error
     except AuditError as error:
-        raise AuditError(f"audit record {record.seq} ({record.kind}), field 'commitment': {error}") from error
+        raise AuditError(f"audit record {record.seq} ({record.kind}) does not fit the log: {error}") from error
 
 
 def _compare(record: AuditRecord, expected: JsonObject) -> None:
