@@ -10,13 +10,17 @@ import numpy as np
 import pytest
 
 from tidegate.core.statistics import (
+    EDetector,
     Ledger,
+    canary_evidence,
+    canary_paths,
     effective_strategies,
     paired_e_value,
     pass_at_k,
     required_pairs,
     sign_test,
     tango_interval,
+    vendi_score,
 )
 
 VECTORS: dict[str, Any] = json.loads(Path(__file__).with_name("gate_vectors.json").read_text(encoding="utf-8"))
@@ -76,3 +80,27 @@ def test_ledger_matches_the_vectors() -> None:
         promotions.append(promoted)
     assert levels == pytest.approx(case["levels"], abs=1e-6)
     assert promotions == case["promote"]
+
+
+@pytest.mark.parametrize("case", cases("vendi"))
+def test_vendi_score_matches_the_vectors(case: dict[str, Any]) -> None:
+    similarity = case.get("similarity") or np.eye(case["identity"])
+    assert vendi_score(similarity) == pytest.approx(case["value"], abs=1e-6)
+
+
+def test_canary_evidence_matches_the_vectors() -> None:
+    case = VECTORS["canary"]
+    evidence = canary_evidence(case["d"], case["margin"], case["bets"])
+    assert evidence.k_plus == pytest.approx(case["k_plus"], abs=1e-6)
+    assert evidence.k_minus == pytest.approx(case["k_minus"], abs=1e-6)
+    paths = canary_paths(case["d"], case["margin"], case["bets"])
+    assert (paths.k_plus[-1], paths.k_minus[-1]) == pytest.approx((evidence.k_plus, evidence.k_minus))
+
+
+def test_e_detector_matches_the_vectors() -> None:
+    case = VECTORS["e_detector_one_bet"]
+    detector = EDetector(margin=case["margin"], bets=(case["g"],), alarm_at=1e5)
+    assert detector.run(case["d"]) == pytest.approx(case["m"], abs=1e-5)
+    for difference, value in zip(case["d"], case["m"], strict=True):
+        detector = detector.update(difference)
+        assert detector.value == pytest.approx(value, abs=1e-5)

@@ -16,6 +16,7 @@ from tidegate.core.statistics import (
     ErrorRate,
     Ledger,
     detectable_gain,
+    distinct_n,
     effective_strategies,
     paired_e_value,
     pass_at_k,
@@ -23,6 +24,7 @@ from tidegate.core.statistics import (
     sign_test,
     tango_interval,
     tango_lower_bound,
+    vendi_score,
 )
 
 COUNTS = st.integers(0, 60)
@@ -161,6 +163,54 @@ def test_effective_strategies_lies_between_one_and_all(weights: list[float]) -> 
 def test_what_is_no_distribution_is_refused(shares: Any) -> None:
     with pytest.raises(ValueError, match="sum 1 is accepted"):
         effective_strategies(shares)
+
+
+@given(st.lists(st.integers(1, 6), min_size=1, max_size=5))
+def test_vendi_score_of_groups_of_equal_answers_is_their_effective_number(groups: list[int]) -> None:
+    member = np.repeat(np.arange(len(groups)), groups)
+    similarity = (member[:, None] == member[None, :]).astype(np.float64)
+    assert vendi_score(similarity) == pytest.approx(effective_strategies(np.array(groups) / sum(groups)), rel=1e-6)
+
+
+@given(st.integers(1, 8), st.integers(1, 4), st.integers(0, 2**32 - 1))
+def test_vendi_score_ignores_order_and_lies_between_one_and_all(n: int, width: int, seed: int) -> None:
+    rng = np.random.default_rng(seed)
+    embeddings = rng.normal(size=(n, width))
+    embeddings /= np.linalg.norm(embeddings, axis=1, keepdims=True)
+    similarity = embeddings @ embeddings.T
+    value = vendi_score(similarity)
+    assert 1.0 - 1e-6 <= value <= min(n, width) + 1e-6
+    order = rng.permutation(n)
+    assert vendi_score(similarity[np.ix_(order, order)]) == pytest.approx(value)
+
+
+@pytest.mark.parametrize(
+    ("similarity", "words"),
+    [
+        ([[1.0, 0.5]], "square"),
+        ([[math.nan]], "finite"),
+        ([[1.0, 0.5], [0.2, 1.0]], "symmetric"),
+        ([[2.0]], "diagonal"),
+        ([[1.0, 2.0], [2.0, 1.0]], "eigenvalue -1"),
+    ],
+)
+def test_what_is_no_similarity_is_refused(similarity: Any, words: str) -> None:
+    with pytest.raises(ValueError, match=words):
+        vendi_score(similarity)
+
+
+def test_distinct_n_counts_within_answers() -> None:
+    answers = ["abab", "ab", "c"]
+    assert distinct_n(answers, 1) == pytest.approx(3 / 7)
+    assert distinct_n(answers, 2) == pytest.approx(2 / 4)  # ab, ba of ab, ba, ab, ab; "bc" crosses answers
+    assert distinct_n(answers, 5) == 0.0
+    with pytest.raises(ValueError, match="n = 0"):
+        distinct_n(answers, 0)
+
+
+@given(st.lists(st.lists(st.integers(0, 3), max_size=8), max_size=6), st.integers(1, 3))
+def test_repeating_answers_halves_distinct_n(answers: list[list[int]], n: int) -> None:
+    assert distinct_n(answers + answers, n) == pytest.approx(distinct_n(answers, n) / 2)
 
 
 @given(st.floats(0.05, 1.0), st.floats(0.01, 0.9), st.floats(0.001, 0.2))

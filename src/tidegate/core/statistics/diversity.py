@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Hashable, Iterable, Sequence
 
 import numpy as np
 from numpy.typing import ArrayLike
 
 _SUM_TOLERANCE = 1e-6
+_MATRIX_TOLERANCE = 1e-6  # similarities are often single-precision cosines
 
 
 def pass_at_k(n: int, c: int, k: int) -> float:
@@ -47,3 +49,59 @@ def effective_strategies(probabilities: ArrayLike) -> float:
         raise ValueError(f"probabilities = {shares.tolist()!r}; a vector of numbers >= 0 with sum 1 is accepted")
     used = shares[shares > 0]
     return float(np.exp(-np.sum(used * np.log(used))))
+
+
+def vendi_score(similarity: ArrayLike) -> float:
+    """Effective number of different answers: exp of the entropy of the eigenvalues of K / n.
+
+    Args:
+        similarity: (N, N) matrix K, symmetric and positive semi-definite, with ones on the diagonal.
+
+    Returns:
+        A number in [1, N]: 1 when all answers are alike, N when none resembles another.
+
+    Raises:
+        ValueError: not a similarity matrix.
+
+    Source: Friedman and Dieng (2023), The Vendi score: a diversity evaluation metric for machine learning, section 3.
+    """
+    matrix = np.asarray(similarity, dtype=np.float64)
+    if matrix.ndim != 2 or matrix.shape[0] != matrix.shape[1] or matrix.size == 0 or not np.all(np.isfinite(matrix)):
+        raise ValueError(f"similarity of shape {matrix.shape!r}; a finite square matrix is accepted")
+    if not np.allclose(matrix, matrix.T, rtol=0.0, atol=_MATRIX_TOLERANCE):
+        raise ValueError("similarity is not symmetric; a matrix with K[i, j] = K[j, i] is accepted")
+    if not np.allclose(np.diagonal(matrix), 1.0, rtol=0.0, atol=_MATRIX_TOLERANCE):
+        raise ValueError("similarity has other values than 1 on its diagonal; divide each kernel value by the norms")
+    eigenvalues = np.linalg.eigvalsh(matrix) / len(matrix)
+    if eigenvalues[0] < -_MATRIX_TOLERANCE:
+        raise ValueError(
+            f"similarity has the eigenvalue {eigenvalues[0] * len(matrix):.3g}; only those >= 0 are accepted"
+        )
+    shares = np.clip(eigenvalues, 0.0, None)
+    return effective_strategies(shares / shares.sum())
+
+
+def distinct_n(sequences: Iterable[Sequence[Hashable]], n: int) -> float:
+    """Share of different n-grams among all n-grams of some answers, distinct-n.
+
+    Args:
+        sequences: answers as sequences of tokens; n-grams do not cross from one answer into the next.
+        n: length of an n-gram, >= 1.
+
+    Returns:
+        A number in (0, 1], 1 when no n-gram occurs twice; 0 when no answer has ``n`` tokens.
+
+    Raises:
+        ValueError: ``n`` is below 1.
+
+    Source: Li et al. (2016), A diversity-promoting objective function for neural conversation models, section 4.
+    """
+    if n < 1:
+        raise ValueError(f"n = {n!r}; a length >= 1 is accepted")
+    seen: set[tuple[Hashable, ...]] = set()
+    total = 0
+    for sequence in sequences:
+        grams = [tuple(sequence[start : start + n]) for start in range(len(sequence) - n + 1)]
+        seen.update(grams)
+        total += len(grams)
+    return len(seen) / total if total else 0.0
