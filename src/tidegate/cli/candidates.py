@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from pathlib import Path
 from typing import Annotated
 
@@ -10,6 +9,7 @@ import typer
 
 from tidegate.cli.context import settings_of
 from tidegate.cli.output import boundary, emit, emit_table, say
+from tidegate.cli.running import run_until_interrupted
 
 candidates = typer.Typer(help="Trained weights that ask to be served.", no_args_is_help=True)
 Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
@@ -62,6 +62,6 @@ def sign(
     from tidegate.app.operations import sign_candidate
 
     with boundary():
-        result = asyncio.run(sign_candidate(settings_of(context), candidate))
+        result = run_until_interrupted(sign_candidate(settings_of(context), candidate))
         say(f"serving {result['id']}, signed by a person")
         emit(result, as_json=as_json)

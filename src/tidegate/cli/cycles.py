@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 from pathlib import Path
 from typing import Annotated, Any
@@ -11,6 +10,7 @@ import typer
 
 from tidegate.cli.context import settings_of
 from tidegate.cli.output import EXIT_ABSTAINED, EXIT_REFUSED, boundary, emit, emit_table, say
+from tidegate.cli.running import run_until_interrupted
 
 cycle = typer.Typer(help="Improvement cycles: collect, curate, train, screen, certify, publish.", no_args_is_help=True)
 Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
@@ -43,7 +43,7 @@ def run(
             say(_sentence(event))
 
     with boundary():
-        result = asyncio.run(run_one_cycle(settings_of(context), candidate=candidate, observe=observe))
+        result = run_until_interrupted(run_one_cycle(settings_of(context), candidate=candidate, observe=observe))
         if as_json:
             print(json.dumps({"what": "result", **result}, ensure_ascii=False, default=str), flush=True)
         else:

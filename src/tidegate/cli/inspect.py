@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 from typing import Annotated, Any
 
@@ -10,6 +9,7 @@ import typer
 
 from tidegate.cli.context import settings_of
 from tidegate.cli.output import boundary, emit, emit_table
+from tidegate.cli.running import run_until_interrupted
 from tidegate.core.errors import RequestError
 
 config = typer.Typer(help="Settings.", no_args_is_help=True)
@@ -71,4 +71,4 @@ def feedback(
             parsed = value
         if parsed is None:
             raise RequestError("feedback value null says nothing; send true, false, a number, a text or messages")
-        emit(asyncio.run(send_feedback(settings_of(context), target, metric, parsed)), as_json=as_json)
+        emit(run_until_interrupted(send_feedback(settings_of(context), target, metric, parsed)), as_json=as_json)

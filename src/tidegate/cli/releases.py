@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import asyncio
 from typing import Annotated
 
 import typer
 
 from tidegate.cli.context import settings_of
 from tidegate.cli.output import boundary, emit, emit_table, say
+from tidegate.cli.running import run_until_interrupted
 
 releases = typer.Typer(help="What is served, and what was.", no_args_is_help=True)
 Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
@@ -45,7 +45,7 @@ def promote(context: typer.Context, release: ReleaseId, as_json: Json = False) -
     from tidegate.app.operations import promote_release
 
     with boundary():
-        result = asyncio.run(promote_release(settings_of(context), release))
+        result = run_until_interrupted(promote_release(settings_of(context), release))
         say(f"serving {result['id']}")
         emit(result, as_json=as_json)
 
@@ -61,6 +61,6 @@ def rollback(
     from tidegate.app.operations import rollback_release
 
     with boundary():
-        result = asyncio.run(rollback_release(settings_of(context), to, reason))
+        result = run_until_interrupted(rollback_release(settings_of(context), to, reason))
         say(f"serving {result['id']}, which restores {result['restores']}")
         emit(result, as_json=as_json)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from pathlib import Path
 from typing import Annotated
 
@@ -10,6 +9,7 @@ import typer
 
 from tidegate.cli.context import settings_of
 from tidegate.cli.output import boundary, emit, say
+from tidegate.cli.running import run_until_interrupted
 
 Host = Annotated[str | None, typer.Option("--host", help="Address of the public API.")]
 Port = Annotated[int | None, typer.Option("--port", help="Port of the public API; 0 picks a free one.")]
@@ -52,7 +52,7 @@ def serve(
         settings = settings_of(
             context, server={"host": host, "port": port, "admin_port": admin_port}, model={"path": model}
         )
-        asyncio.run(run_server(settings, say=say))
+        run_until_interrupted(run_server(settings, say=say))
 
 
 def demo(
@@ -65,6 +65,6 @@ def demo(
     from tidegate.demo.story import run_demo
 
     with boundary():
-        report = asyncio.run(run_demo(runs=runs, seed=seed, quick=quick))
+        report = run_until_interrupted(run_demo(runs=runs, seed=seed, quick=quick))
         if as_json:
             emit(report, as_json=True)

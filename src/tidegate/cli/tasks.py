@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -10,6 +9,7 @@ import typer
 
 from tidegate.cli.context import settings_of
 from tidegate.cli.output import boundary, emit, emit_table, say
+from tidegate.cli.running import run_until_interrupted
 
 tasks = typer.Typer(help="Task files.", no_args_is_help=True)
 Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
@@ -108,7 +108,7 @@ def simulate(
             say(f"{played}/{total} episodes")
 
     with boundary():
-        report = asyncio.run(simulate_users(settings_of(context), options, on_episode=on_episode))
+        report = run_until_interrupted(simulate_users(settings_of(context), options, on_episode=on_episode))
         if as_json:
             emit(report, as_json=True)
         else:
