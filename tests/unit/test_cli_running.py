@@ -53,9 +53,8 @@ def test_the_second_interrupt_ends_a_command_that_does_not_end_itself() -> None:
 
 
 def test_a_result_comes_through() -> None:
-    done = subprocess.run(
-        [sys.executable, "-c", "import asyncio; from tidegate.cli.running import run_until_interrupted as run; "
-         "print(run(asyncio.sleep(0, 7)))"],
-        capture_output=True, text=True, check=True,
-    )  # fmt: skip
+    script = (
+        "import asyncio; from tidegate.cli.running import run_until_interrupted as run; print(run(asyncio.sleep(0, 7)))"
+    )
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
     assert done.stdout == "7\n"
