@@ -133,7 +133,11 @@ def answer(task_id: str = "t1", **changes: Any) -> Answer:
         score=1.0,
         no_reply=False,
         invalid_tool_call=False,
+        refused=False,
         tokens=12,
         seconds=0.5,
+        text="grüß dich",
+        tools=("calc",),
+        surprisal=1.5,
     )
     return replace(base, **changes)

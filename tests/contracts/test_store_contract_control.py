@@ -227,6 +227,13 @@ def test_the_first_answer_stands(backend: Backend):
         "t1": answer(),
     }
     assert sealed.answers("s1", "c" * 64) == {"t1": answer(adapter_sha256="c" * 64)}
+    sealed.save_answers("s1", [answer(sample=1, score=0.25), answer(sample=1), answer(sample=2, surprisal=None)])
+    assert sealed.answers("s1", "a" * 64, sample=1) == {"t1": answer(sample=1, score=0.25)}
+    assert sealed.answers("s1", "a" * 64, sample=2) == {"t1": answer(sample=2, surprisal=None)}
+    assert sealed.answers("s1", "a" * 64)["t1"] == answer()
+    sealed.save_answers("s1", [answer("t0", adapter_sha256="e" * 64, text="odd \ud800", tools=("odd \udfff", "b"))])
+    kept = sealed.answers("s1", "e" * 64)["t0"]
+    assert (kept.text, kept.tools) == ("odd \\ud800", ("odd \\udfff", "b"))
     assert sealed.answers("s2", "a" * 64) == {}
     for epoch, task in (("s1", "t9"), ("s9", "t1")):
         with pytest.raises(NotFoundError, match=f"{epoch!r} holds no task"):

@@ -69,8 +69,8 @@ class FusedSealed:
     def save_answers(self, epoch_id: str, answers: Sequence[Answer]) -> None:
         self.fuse.write(lambda: self.inner.save_answers(epoch_id, answers))
 
-    def answers(self, epoch_id: str, adapter_sha256: str) -> dict[str, Answer]:
-        return self.inner.answers(epoch_id, adapter_sha256)
+    def answers(self, epoch_id: str, adapter_sha256: str, *, sample: int = 0) -> dict[str, Answer]:
+        return self.inner.answers(epoch_id, adapter_sha256, sample=sample)
 
 
 def fused(world: GateWorld, fuse: Fuse) -> GateWorld:

@@ -133,7 +133,7 @@ def test_a_database_of_another_version_names_both_revisions_and_is_left_as_it_is
             other.execute("UPDATE alembic_version SET version_num = ?", [revision])
         other.commit()
     content = path.read_bytes()
-    with pytest.raises(SchemaVersionError, match=rf"{revision!r}.*up to '0001'.*run the version that wrote it"):
+    with pytest.raises(SchemaVersionError, match=rf"{revision!r}.*up to '0002'.*run the version that wrote it"):
         SqlDatabase.open(path)
     assert path.read_bytes() == content
 

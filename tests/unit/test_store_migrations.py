@@ -10,9 +10,10 @@ import sqlalchemy as sa
 from alembic.autogenerate import compare_metadata
 from alembic.migration import MigrationContext
 
+from store_samples import TASK, answer
 from tidegate.core.errors import StoreError
 from tidegate.stores.schema import REVISION, metadata
-from tidegate.stores.sqlite import SqlDatabase
+from tidegate.stores.sqlite import SqlDatabase, SqlSealedStore
 from tidegate.stores.upgrade import known_revisions, upgrade
 
 NOUNS = {
@@ -84,6 +85,27 @@ def test_a_migration_that_fails_leaves_the_file_as_it_was(tmp_path: Path):
             migrate()
         with database.read("read") as connection:
             assert _statements(connection) == before
+
+
+def test_a_database_of_the_first_revision_keeps_its_epochs_and_forgets_its_answers(tmp_path: Path):
+    with SqlDatabase.open(tmp_path / "new.db", role="sealed") as database, database.read("read") as connection:
+        wanted = _statements(connection)
+    with SqlDatabase.open(tmp_path / "old.db", role="sealed") as database:
+        with database.write("made old") as connection:
+            connection.exec_driver_sql("DROP TABLE answers")
+            connection.exec_driver_sql("CREATE TABLE answers (epoch_id TEXT, task_id TEXT, passed BOOLEAN)")
+            connection.exec_driver_sql("INSERT INTO answers VALUES ('s1', 't1', 1)")
+            connection.exec_driver_sql("UPDATE alembic_version SET version_num = '0001'")
+        SqlSealedStore(database).open_epoch("s1", [TASK], "commit", 1.0)
+    with SqlDatabase.open(tmp_path / "old.db", role="sealed") as database:
+        sealed = SqlSealedStore(database)
+        assert sealed.epoch_tasks("s1") == (TASK,)
+        assert sealed.answers("s1", "a" * 64) == {}
+        sealed.save_answers("s1", [answer(), answer(sample=7)])
+        assert sealed.answers("s1", "a" * 64, sample=7) == {"t1": answer(sample=7)}
+        with database.read("read") as connection:
+            assert _statements(connection) == wanted
+            assert connection.exec_driver_sql("SELECT version_num FROM alembic_version").scalar_one() == REVISION
 
 
 def _statements(connection: sa.Connection) -> dict[str, list[str]]:

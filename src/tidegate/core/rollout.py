@@ -6,6 +6,7 @@ the completion comes from (HTTP, an engine) is the caller's.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol, TypeAlias
@@ -46,6 +47,23 @@ class Transcript:
     def tokens(self) -> int:
         """Sampled tokens over all calls."""
         return sum(len(choice.token_ids) for choice in self.choices)
+
+    @property
+    def text(self) -> str:
+        """Visible text of the last answer."""
+        return self.choices[-1].text if self.choices else ""
+
+    @property
+    def tools(self) -> tuple[str, ...]:
+        """Names of the tools called, in order."""
+        return tuple(str(call["function"]["name"]) for choice in self.choices for call in choice.tool_calls)
+
+    @property
+    def surprisal(self) -> float | None:
+        """Sum of -logprob over the sampled tokens in nats; None when some token has no log-probability."""
+        if any(len(choice.logprobs) != len(choice.token_ids) for choice in self.choices):
+            return None
+        return -math.fsum(logprob for choice in self.choices for logprob in choice.logprobs)
 
 
 def assistant_message(choice: Choice) -> JsonObject:

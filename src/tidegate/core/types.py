@@ -303,15 +303,27 @@ class AuditRecord:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Answer:
-    """How one adapter did on one task of the gate. ``score`` in [0, 1]; a failure to answer scores 0."""
+    """How one adapter did on one task of the gate. ``score`` in [0, 1]; a failure to answer scores 0.
+
+    ``sample`` counts from 0 where the same task is answered several times with different seeds. ``tokens`` sampled
+    and ``seconds`` taken are those of the model and its tools, judging left out. ``refused``:
+    :func:`tidegate.core.refusals.is_refusal` of the last text. ``text`` is that text, ``tools`` the names of the
+    tools called, in order. ``surprisal``: sum of -logprob over the sampled tokens in nats, None where the engine gave
+    no log-probabilities.
+    """
 
     task_id: str
     adapter_sha256: str
+    sample: int = 0
     seed: int
     passed: bool
     score: float
     no_reply: bool
     invalid_tool_call: bool
+    refused: bool
     tokens: int
     seconds: float
+    text: str
+    tools: tuple[str, ...]
+    surprisal: float | None
     error: str | None = None

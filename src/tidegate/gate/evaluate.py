@@ -19,6 +19,7 @@ from tidegate.core.errors import EngineError, GateError, TidegateError
 from tidegate.core.gate.evidence import VERIFIER_ERROR
 from tidegate.core.generation import collect
 from tidegate.core.hashing import content_hash
+from tidegate.core.refusals import is_refusal
 from tidegate.core.rollout import Transcript, run_episode
 from tidegate.core.types import Answer, Choice, FinishReason, GenerationRequest, Messages, Outcome, Sampling, Task
 from tidegate.ports import Engine, Environment, Verifier
@@ -161,19 +162,25 @@ async def _answer(
     grading: Grading,
 ) -> Answer:
     started = grading.clock()
-    seed = sampling(task, 0).seed or 0
 
-    def failed(error: str, transcript: Transcript | None = None) -> Answer:
+    def answered(
+        transcript: Transcript | None, *, passed: bool = False, score: float = 0.0, error: str | None = None
+    ) -> Answer:
+        said = transcript or Transcript(messages=(), choices=())
         return Answer(
             task_id=task.id,
             adapter_sha256=adapter_sha256,
-            seed=seed,
-            passed=False,
-            score=0.0,
-            no_reply=transcript is not None and transcript.no_reply,
-            invalid_tool_call=transcript is not None and transcript.invalid_tool_call,
-            tokens=0 if transcript is None else transcript.tokens,
-            seconds=max(grading.clock() - started, 0.0),
+            seed=sampling(task, 0).seed or 0,
+            passed=passed,
+            score=score,
+            no_reply=transcript is not None and said.no_reply,
+            invalid_tool_call=said.invalid_tool_call,
+            refused=not said.tools and is_refusal(said.text),
+            tokens=said.tokens,
+            seconds=seconds,
+            text=said.text,
+            tools=said.tools,
+            surprisal=said.surprisal,
             error=error,
         )
 
@@ -188,32 +195,28 @@ async def _answer(
         return await _first_choice(engine, request)
 
     environment = None if task.environment is None else _Guarded(grading.environments[task.environment])
+    transcript, cut = None, ""
     try:
         async with asyncio.timeout(grading.timeout_s):
             transcript = await run_episode(task, complete, environment, max_calls=grading.max_calls)
     except TimeoutError:
-        return failed(f"timeout: no answer within {grading.timeout_s:g} s")
+        cut = f"timeout: no answer within {grading.timeout_s:g} s"
     except _EnvironmentError as error:
-        return failed(f"environment: {error}")
+        cut = f"environment: {error}"
     except TidegateError as error:
-        return failed(f"engine: {error}")
+        cut = f"engine: {error}"
+    seconds = max(grading.clock() - started, 0.0)
+    if transcript is None:
+        return answered(None, error=cut)
     try:
         judgement = await _judgement(task, transcript, judges, grading)
     except _NoVerdictError as error:
-        return failed(f"no verdict: {task.verifier} {error}", transcript)
+        return answered(transcript, error=f"no verdict: {task.verifier} {error}")
     except _RaisedError as error:
-        return failed(f"{VERIFIER_ERROR} {task.verifier} {error}", transcript)
-    return Answer(
-        task_id=task.id,
-        adapter_sha256=adapter_sha256,
-        seed=seed,
-        passed=judgement.outcome is Outcome.PASS and not transcript.no_reply,
-        score=judgement.score if not transcript.no_reply else 0.0,
-        no_reply=transcript.no_reply,
-        invalid_tool_call=transcript.invalid_tool_call,
-        tokens=transcript.tokens,
-        seconds=max(grading.clock() - started, 0.0),
-    )
+        return answered(transcript, error=f"{VERIFIER_ERROR} {task.verifier} {error}")
+    if transcript.no_reply:
+        return answered(transcript)
+    return answered(transcript, passed=judgement.outcome is Outcome.PASS, score=judgement.score)
 
 
 async def _judgement(task: Task, transcript: Transcript, judges: Executor, grading: Grading) -> Judgement:

@@ -71,11 +71,11 @@ class SealedStore(Protocol):
         ...
 
     def save_answers(self, epoch_id: str, answers: Sequence[Answer]) -> None:
-        """Keep answers; the first one for (epoch, adapter, task) stands."""
+        """Keep answers; the first one for (epoch, adapter, task, sample) stands."""
         ...
 
-    def answers(self, epoch_id: str, adapter_sha256: str) -> dict[str, Answer]:
-        """Cached answers of an adapter by task id."""
+    def answers(self, epoch_id: str, adapter_sha256: str, *, sample: int = 0) -> dict[str, Answer]:
+        """Cached answers of an adapter by task id, of the given sample."""
         ...
 
 

@@ -198,7 +198,7 @@ class MemorySealedStore:
         """Start empty."""
         self._lock = threading.RLock()
         self._epochs: dict[str, tuple[str, list[dict[str, Any]]]] = {}
-        self._answers: dict[tuple[str, str], dict[str, Answer]] = {}
+        self._answers: dict[tuple[str, str, int], dict[str, Answer]] = {}
 
     def open_epoch(self, epoch_id: str, tasks: Sequence[Task], commitment: str, opened_at: float) -> None:
         """Fix the task set of an epoch for good; the same set again is a no-op."""
@@ -220,7 +220,7 @@ class MemorySealedStore:
             return frozenset(row["task_id"] for _, rows in self._epochs.values() for row in rows)
 
     def save_answers(self, epoch_id: str, answers: Sequence[Answer]) -> None:
-        """Keep answers, all or none; the first one for (epoch, adapter, task) stands."""
+        """Keep answers, all or none; the first one for (epoch, adapter, task, sample) stands."""
         rows = [rowmap.answer_row(epoch_id, answer) for answer in answers]
         with self._lock:
             tasks = {row["task_id"] for row in self._epochs.get(epoch_id, ("", []))[1]}
@@ -228,10 +228,10 @@ class MemorySealedStore:
                 if row["task_id"] not in tasks:
                     raise rules.unknown_task(epoch_id, row["task_id"])
             for row in rows:
-                kept = self._answers.setdefault((epoch_id, row["adapter_sha256"]), {})
+                kept = self._answers.setdefault((epoch_id, row["adapter_sha256"], row["sample"]), {})
                 kept.setdefault(row["task_id"], rowmap.answer_of(row))
 
-    def answers(self, epoch_id: str, adapter_sha256: str) -> dict[str, Answer]:
-        """Cached answers of an adapter by task id."""
+    def answers(self, epoch_id: str, adapter_sha256: str, *, sample: int = 0) -> dict[str, Answer]:
+        """Cached answers of an adapter by task id, of the given sample."""
         with self._lock:
-            return dict(sorted(self._answers.get((epoch_id, adapter_sha256), {}).items()))
+            return dict(sorted(self._answers.get((epoch_id, adapter_sha256, sample), {}).items()))

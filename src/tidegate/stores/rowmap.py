@@ -151,7 +151,7 @@ def epoch_task_rows(epoch_id: str, tasks: Sequence[Task]) -> list[dict[str, Any]
 
 
 def answer_row(epoch_id: str, answer: Answer) -> dict[str, Any]:
-    """A row of ``answers``. The error is for people: what has no UTF-8 form is shown escaped.
+    """A row of ``answers``. What has no UTF-8 form in the text or the error is shown escaped.
 
     Raises:
         RequestError: the score lies outside [0, 1].
@@ -159,13 +159,20 @@ def answer_row(epoch_id: str, answer: Answer) -> dict[str, Any]:
     if not 0.0 <= answer.score <= 1.0:
         raise RequestError(f"answer to task {answer.task_id!r} has the score {answer.score!r}; 0 to 1 is accepted")
     error = None if answer.error is None else _escaped(answer.error)
-    return {**asdict(answer), "epoch_id": epoch_id, "seed": str(answer.seed), "error": error}
+    return {
+        **asdict(answer),
+        "epoch_id": epoch_id,
+        "seed": str(answer.seed),
+        "text": _escaped(answer.text),
+        "tools": to_json([_escaped(name) for name in answer.tools], f"tools of the answer to task {answer.task_id!r}"),
+        "error": error,
+    }
 
 
 def answer_of(row: Row) -> Answer:
     """Inverse of :func:`answer_row`, the epoch left out."""
-    flags = {name: bool(row[name]) for name in ("passed", "no_reply", "invalid_tool_call")}
-    fields = changed(row, seed=int(row["seed"]), **flags)
+    flags = {name: bool(row[name]) for name in ("passed", "no_reply", "invalid_tool_call", "refused")}
+    fields = changed(row, seed=int(row["seed"]), tools=tuple(from_json(row["tools"])), **flags)
     del fields["epoch_id"]
     return Answer(**fields)
 

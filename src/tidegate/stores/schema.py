@@ -23,7 +23,7 @@ from sqlalchemy import (
     text,
 )
 
-REVISION = "0001"
+REVISION = "0002"
 """The newest revision in ``migrations/versions``: a database of this revision has exactly these tables."""
 
 metadata = MetaData(
@@ -225,13 +225,18 @@ answers = Table(
     Column("epoch_id", Text, primary_key=True),
     Column("adapter_sha256", Text, primary_key=True),
     Column("task_id", Text, primary_key=True),
+    Column("sample", Integer, primary_key=True, autoincrement=False),
     Column("seed", Text, nullable=False),  # text: a seed may be any integer, a column holds 64 bits
     Column("passed", Boolean, nullable=False),
     Column("score", Float, nullable=False),
     Column("no_reply", Boolean, nullable=False),
     Column("invalid_tool_call", Boolean, nullable=False),
+    Column("refused", Boolean, nullable=False),
     Column("tokens", Integer, nullable=False),
     Column("seconds", Float, nullable=False),
+    Column("text", Text, nullable=False),
+    Column("tools", Text, nullable=False),
+    Column("surprisal", Float),
     Column("error", Text),
     ForeignKeyConstraint(["epoch_id", "task_id"], ["epoch_tasks.epoch_id", "epoch_tasks.task_id"]),
 )

@@ -12,6 +12,8 @@ from tidegate.stores import codec, rowmap, rules
 from tidegate.stores import schema as t
 from tidegate.stores.database import SqlDatabase
 
+_ANSWER_KEY = (t.answers.c.adapter_sha256, t.answers.c.task_id, t.answers.c.sample)
+
 
 class SqlSealedStore:
     """The port :class:`tidegate.ports.stores.SealedStore`."""
@@ -57,7 +59,7 @@ class SqlSealedStore:
             return frozenset(connection.execute(sa.select(t.epoch_tasks.c.task_id).distinct()).scalars())
 
     def save_answers(self, epoch_id: str, answers: Sequence[Answer]) -> None:
-        """Keep answers; the first one for (epoch, adapter, task) stands.
+        """Keep answers; the first one for (epoch, adapter, task, sample) stands.
 
         Raises:
             NotFoundError: a task is not in the epoch; nothing is kept then.
@@ -66,21 +68,21 @@ class SqlSealedStore:
         with self._db.write("written to") as connection:
             query = sa.select(t.epoch_tasks.c.task_id).where(t.epoch_tasks.c.epoch_id == epoch_id)
             tasks = set(connection.execute(query).scalars())
-            query = sa.select(t.answers.c.adapter_sha256, t.answers.c.task_id).where(t.answers.c.epoch_id == epoch_id)
-            known = {(row.adapter_sha256, row.task_id) for row in connection.execute(query)}
-            new: dict[tuple[str, str], dict[str, Any]] = {}
+            query = sa.select(*_ANSWER_KEY).where(t.answers.c.epoch_id == epoch_id)
+            known = {tuple(row) for row in connection.execute(query)}
+            new: dict[tuple[Any, ...], dict[str, Any]] = {}
             for row in rows:
                 if row["task_id"] not in tasks:
                     raise rules.unknown_task(epoch_id, row["task_id"])
-                key = (row["adapter_sha256"], row["task_id"])
+                key = tuple(row[column.name] for column in _ANSWER_KEY)
                 if key not in known:
                     new.setdefault(key, row)
             if new:
                 connection.execute(sa.insert(t.answers), list(new.values()))
 
-    def answers(self, epoch_id: str, adapter_sha256: str) -> dict[str, Answer]:
-        """Cached answers of an adapter by task id."""
-        query = sa.select(t.answers).where(t.answers.c.epoch_id == epoch_id)
+    def answers(self, epoch_id: str, adapter_sha256: str, *, sample: int = 0) -> dict[str, Answer]:
+        """Cached answers of an adapter by task id, of the given sample."""
+        query = sa.select(t.answers).where(t.answers.c.epoch_id == epoch_id, t.answers.c.sample == sample)
         query = query.where(t.answers.c.adapter_sha256 == adapter_sha256).order_by(t.answers.c.task_id)
         with self._db.read("read") as connection:
             rows = connection.execute(query).mappings().all()
