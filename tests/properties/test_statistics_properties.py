@@ -18,10 +18,12 @@ from tidegate.core.statistics import (
     detectable_gain,
     distinct_n,
     effective_strategies,
+    exact_pairs,
     paired_e_value,
     pass_at_k,
     required_pairs,
     sign_test,
+    sign_test_power,
     tango_interval,
     tango_lower_bound,
     vendi_score,
@@ -224,6 +226,34 @@ def test_more_gain_needs_fewer_pairs_and_the_inverse_agrees(discordance: float, 
     assert found <= gain + 1e-6
 
 
+@given(st.integers(1, 40), st.floats(0.05, 1.0), st.floats(-1.0, 1.0), st.floats(0.001, 0.6))
+def test_power_of_the_sign_test_counts_all_outcomes(pairs: int, discordance: float, part: float, level: float) -> None:
+    gain = discordance * part
+    win, loss = (discordance + gain) / 2, (discordance - gain) / 2
+    wins, losses = np.meshgrid(np.arange(pairs + 1), np.arange(pairs + 1), indexing="ij")
+    possible = wins + losses <= pairs
+    ties = np.where(possible, pairs - wins - losses, 0)
+    outcomes = np.stack([wins, losses, ties], axis=-1)
+    probability = stats.multinomial.pmf(outcomes, n=pairs, p=[win, loss, 1.0 - win - loss])
+    significant = possible & (np.asarray(sign_test(wins, losses)) <= level)
+    assert sign_test_power(pairs, discordance, gain, level) == pytest.approx(probability[significant].sum(), abs=1e-8)
+
+
+@given(st.floats(0.05, 1.0), st.floats(0.05, 0.9), st.floats(0.001, 0.2), st.sampled_from([0.8, 0.9]))
+def test_exact_pairs_have_the_power_and_the_formula_is_a_little_below(
+    discordance: float, part: float, level: float, power: float
+) -> None:
+    gain = discordance * part
+    pairs = exact_pairs(discordance, gain, level, power)
+    assert sign_test_power(pairs, discordance, gain, level) >= power
+    assert pairs >= required_pairs(discordance, gain, level, power)
+    assert pairs <= 1.1 * required_pairs(discordance, gain, level, power) + 40
+
+
+def test_a_plan_beyond_a_million_pairs_is_the_formulas() -> None:
+    assert exact_pairs(0.14, 1e-6, 0.01) == required_pairs(0.14, 1e-6, 0.01)
+
+
 def test_too_few_pairs_detect_nothing_and_endless_ones_everything() -> None:
     assert detectable_gain(3, 0.1, 0.02) is None
     assert detectable_gain(10**16, 1.0, 0.5) == pytest.approx(1e-6)
@@ -236,6 +266,10 @@ def test_too_few_pairs_detect_nothing_and_endless_ones_everything() -> None:
         lambda: required_pairs(0.1, 0.05, 0.6),
         lambda: required_pairs(0.1, 0.05, 0.02, 0.3),
         lambda: detectable_gain(0, 0.1, 0.02),
+        lambda: sign_test_power(0, 0.1, 0.05, 0.02),
+        lambda: sign_test_power(9, 0.1, 0.05, 1.0),
+        lambda: sign_test_power(9, 0.1, -0.2, 0.02),
+        lambda: sign_test_power(9, 0.0, 0.0, 0.02),
     ],
 )
 def test_impossible_plans_are_refused(call: Any) -> None:

@@ -8,7 +8,7 @@ from tidegate.core.statistics.intervals import tango_interval, tango_lower_bound
 from tidegate.core.statistics.ledger import ErrorRate, Ledger
 from tidegate.core.statistics.paired import paired_e_value, sign_test
 from tidegate.core.statistics.permutation import sign_flip_test
-from tidegate.core.statistics.power import detectable_gain, required_pairs
+from tidegate.core.statistics.power import detectable_gain, exact_pairs, required_pairs, sign_test_power
 from tidegate.core.statistics.sequential import (
     CanaryEvidence,
     EDetector,
@@ -28,11 +28,13 @@ __all__ = [
     "detector_paths",
     "distinct_n",
     "effective_strategies",
+    "exact_pairs",
     "paired_e_value",
     "pass_at_k",
     "required_pairs",
     "sign_flip_test",
     "sign_test",
+    "sign_test_power",
     "tango_interval",
     "tango_lower_bound",
     "vendi_score",
