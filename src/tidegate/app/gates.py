@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 from collections.abc import Iterable, Iterator
 from dataclasses import asdict
 from pathlib import Path
@@ -11,13 +12,17 @@ from tidegate.app.layout import DataDirectory
 from tidegate.artifacts import read_json, write_atomically
 from tidegate.config import Settings
 from tidegate.core.errors import AuditError, CertificateError, ConfigError
+from tidegate.core.gate.controls import Controls
 from tidegate.core.gate.policy import Policy
 from tidegate.core.gate.verify import check_certificates, verify_audit
 from tidegate.core.hashing import canonical_json
 from tidegate.core.types import AuditRecord, JsonObject, Release
 from tidegate.gate import load_policy, self_test
 from tidegate.gate.certificates import TrustedKeys, sign_certificate
-from tidegate.gate.keys import KeyPair
+from tidegate.gate.keys import KeyPair, public_key_from_hex
+from tidegate.gate.standing import Standing
+from tidegate.gate.statements import check_statements
+from tidegate.ports import AuditLog
 from tidegate.release import CertificateCheck
 
 
@@ -32,11 +37,20 @@ def gate_self_test(settings: Settings) -> str:
     return "golden numbers met, A/A pair not promoted, degraded pair refused"
 
 
-def trusted_keys(directory: DataDirectory) -> TrustedKeys:
-    """The gate's key and the operator's key of a data directory; made on first use."""
+def trusted_keys(directory: DataDirectory, controls: Controls | None = None) -> TrustedKeys:
+    """The keys that count in a data directory; its own gate's and operator's are made on first use.
+
+    Args:
+        directory: where the keys lie.
+        controls: what the log says: people who were introduced, and earlier keys of the gate.
+    """
+    known = controls or Controls()
+    operator = KeyPair.load_or_create(directory.operator_key).public_hex
+    former = [key for key in known.gate_keys if key not in known.revoked_keys]
     return TrustedKeys(
         gate=KeyPair.load_or_create(directory.gate_key).public_key,
-        people=(KeyPair.load_or_create(directory.operator_key).public_key,),
+        people=tuple(public_key_from_hex(key) for key in {operator, *known.people}),
+        former=tuple(public_key_from_hex(key) for key in former),
     )
 
 
@@ -48,14 +62,10 @@ def check_keys(directory: DataDirectory) -> str:
     return "present, readable by their owner alone"
 
 
-def certificate_check(directory: DataDirectory) -> CertificateCheck:
+def certificate_check(directory: DataDirectory, audit: AuditLog) -> CertificateCheck:
     """What the publisher asks before it loads anything."""
-    trusted = trusted_keys(directory)
-
-    def check(certificate: JsonObject | None, *, adapter_sha256: str, base_sha256: str) -> None:
-        trusted.verify(certificate, adapter_sha256=adapter_sha256, base_sha256=base_sha256)
-
-    return check
+    standing = Standing(audit, lambda controls: trusted_keys(directory, controls), clock=time.time)
+    return standing.check
 
 
 def save_certificate(directory: DataDirectory, certificate: JsonObject) -> None:
@@ -104,12 +114,13 @@ def verify_log(
             together with the log is not found.
 
     Raises:
-        AuditError: at the first difference.
+        AuditError: at the first difference, or a person's signature does not verify.
         CertificateError: a release's certificate was not signed by a trusted key.
     """
     log, released = list(records), list(releases)
     report = verify_audit(log)
     check_certificates(log, released)
+    check_statements(log)
     for release in released:
         if trusted is not None and release.certificate is not None and release.adapter_sha256 is not None:
             trusted.verify(release.certificate, adapter_sha256=release.adapter_sha256, base_sha256=release.base_sha256)

@@ -56,6 +56,11 @@ class DataDirectory:
         return self.root / "certificates"
 
     @property
+    def statements(self) -> Path:
+        """Signatures that wait for those of further people."""
+        return self.root / "statements"
+
+    @property
     def gate_key(self) -> Path:
         """Private key that signs the gate's certificates."""
         return self.root / "keys" / "gate.pem"

@@ -21,7 +21,8 @@ from tidegate.app.publishing import publisher_for
 from tidegate.app.stores import Stores, open_stores
 from tidegate.artifacts import adapter_base, adapter_hash, directory_published_at
 from tidegate.config import Settings
-from tidegate.core.errors import AdapterError, ConflictError, TaskFileError
+from tidegate.core.errors import AdapterError, ConflictError, FrozenError, TaskFileError
+from tidegate.core.gate.state import gate_state
 from tidegate.core.hashing import content_hash
 from tidegate.core.selection.demonstrations import demonstration_example, read_demonstration
 from tidegate.core.types import Candidate, CandidateState, Example, JsonObject, Messages, Split
@@ -126,6 +127,7 @@ async def run_one_cycle(
 
     Raises:
         CycleError: a step failed.
+        FrozenError: learning is frozen, or the policy is looser than the one in force.
         AdapterError: the proposed directory holds no adapter of this base model.
     """
     directory = existing(settings)
@@ -137,6 +139,9 @@ async def run_one_cycle(
         stack.enter_context(exclusive(cycle_lock(directory.root), "another cycle runs on this data directory"))
         stores = stack.enter_context(open_stores(directory))
         _require_same_proposal(stores, proposed)
+        hindrance = gate_state(stores.audit.read()).why_not_decide(build_policy(settings))
+        if hindrance is not None:  # before anything is trained for nothing
+            raise FrozenError(hindrance)
         engines = _LazyEngine(settings, model_dir, stack)
         stages = build_stages(settings, directory, stores, engines, model_dir=model_dir, base_sha256=base_sha256)
 

@@ -26,6 +26,7 @@ from tidegate.app.publishing import PublishesReleases, publisher_for
 from tidegate.app.stores import Stores, open_stores
 from tidegate.config import Settings
 from tidegate.core.errors import CommandError, ConflictError, NotFoundError, TidegateError
+from tidegate.core.gate.state import gate_state
 from tidegate.core.hashing import canonical_json
 from tidegate.core.types import Candidate, CandidateState, JsonObject, Release
 from tidegate.gateway.admin import release_json
@@ -84,15 +85,15 @@ def show_release(settings: Settings, release_id: str) -> JsonObject:
     directory = existing(settings)
     with open_stores(directory) as stores:
         release = _release(stores, release_id)
-    verdict = "base model: none needed"
-    if release.adapter_sha256 is not None:
-        try:
-            certificate_check(directory)(
-                release.certificate, adapter_sha256=release.adapter_sha256, base_sha256=release.base_sha256
-            )
-            verdict = "valid"
-        except TidegateError as error:
-            verdict = f"INVALID: {error}"
+        verdict = "base model: none needed"
+        if release.adapter_sha256 is not None:
+            try:
+                certificate_check(directory, stores.audit)(
+                    release.certificate, adapter_sha256=release.adapter_sha256, base_sha256=release.base_sha256
+                )
+                verdict = "valid"
+            except TidegateError as error:
+                verdict = f"INVALID: {error}"
     return {**release_json(release), "certificate_check": verdict}
 
 
@@ -207,7 +208,9 @@ def verify_audit_log(settings: Settings, file: Path | None) -> JsonObject:
         return verify_log(read_audit_file(file))
     directory = existing(settings)
     with open_stores(directory) as stores:
-        return verify_log(stores.audit.read(), stores.releases.list_releases(), trusted=trusted_keys(directory))
+        records = list(stores.audit.read())
+        trusted = trusted_keys(directory, gate_state(records).controls)
+        return verify_log(records, stores.releases.list_releases(), trusted=trusted)
 
 
 def audit_lines(settings: Settings) -> Iterator[str]:

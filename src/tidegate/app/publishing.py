@@ -102,7 +102,7 @@ def build_publisher(
         store=stores.releases,
         engine=engine,
         router=router,
-        check_certificate=certificate_check(directory),
+        check_certificate=certificate_check(directory, stores.audit),
         certificate_of=lambda sha256: certificate_of(directory, sha256),
         adapters_dir=directory.adapters,
         model_name=model_name,

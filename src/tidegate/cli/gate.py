@@ -9,13 +9,10 @@ import typer
 from tidegate.cli.context import settings_of
 from tidegate.cli.output import boundary, emit
 
-gate = typer.Typer(help="The gate's arithmetic: what a policy costs.", no_args_is_help=True)
+gate = typer.Typer(
+    help="What the gate costs, why it decided as it did, and what people may do to it.", no_args_is_help=True
+)
 Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
-
-
-def register(app: typer.Typer) -> None:
-    """Add this module's commands."""
-    app.add_typer(gate, name="gate")
 
 
 @gate.command("plan")

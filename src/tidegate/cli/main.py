@@ -11,7 +11,7 @@ from typing import Annotated
 
 import typer
 
-from tidegate.cli import audit, candidates, cycles, gate, inspect, releases, run, tasks
+from tidegate.cli import audit, candidates, controls, cycles, inspect, releases, run, tasks
 from tidegate.cli.context import GlobalOptions
 
 app = typer.Typer(
@@ -45,6 +45,6 @@ tasks.register(app)
 cycles.register(app)
 candidates.register(app)
 releases.register(app)
-gate.register(app)
+controls.register(app)
 audit.register(app)
 inspect.register(app)

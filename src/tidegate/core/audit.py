@@ -61,21 +61,29 @@ def verify_chain(records: Iterable[AuditRecord]) -> int:
     """
     seq, prev_hash = 0, GENESIS_HASH
     for record in records:
-        expected = seq + 1
-        if record.seq != expected:
-            raise AuditError(f"audit record {record.seq} follows record {seq}; {expected} is expected: one is missing")
-        if record.prev_hash != prev_hash:
-            raise AuditError(
-                f"audit record {record.seq} names {record.prev_hash!r} as its predecessor's hash; {prev_hash!r} is "
-                f"expected: record {record.seq} or {seq} was changed"
-            )
-        digest = record_hash(
-            seq=record.seq, prev_hash=record.prev_hash, time=record.time, kind=record.kind, body=record.body
-        )
-        if record.hash != digest:
-            raise AuditError(
-                f"audit record {record.seq} has the hash {record.hash!r}, its content gives {digest!r}: "
-                "it was changed after it was written"
-            )
+        check_link(record, seq=seq, prev_hash=prev_hash)
         seq, prev_hash = record.seq, record.hash
     return seq
+
+
+def check_link(record: AuditRecord, *, seq: int, prev_hash: str) -> None:
+    """Check that a record follows record ``seq``, whose hash is ``prev_hash`` (0 and the genesis hash before any).
+
+    Raises:
+        AuditError: it does not follow, or was changed; the message names its number.
+    """
+    if record.seq != seq + 1:
+        raise AuditError(f"audit record {record.seq} follows record {seq}; {seq + 1} is expected: one is missing")
+    if record.prev_hash != prev_hash:
+        raise AuditError(
+            f"audit record {record.seq} names {record.prev_hash!r} as its predecessor's hash; {prev_hash!r} is "
+            f"expected: record {record.seq} or {seq} was changed"
+        )
+    digest = record_hash(
+        seq=record.seq, prev_hash=record.prev_hash, time=record.time, kind=record.kind, body=record.body
+    )
+    if record.hash != digest:
+        raise AuditError(
+            f"audit record {record.seq} has the hash {record.hash!r}, its content gives {digest!r}: "
+            "it was changed after it was written"
+        )

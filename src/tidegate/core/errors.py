@@ -19,7 +19,8 @@
     │   └── EngineTimeoutError the engine did not answer in time
     ├── TrainingError          training produced nothing that may be proposed
     ├── GateError              the gate could not be evaluated; nothing is promoted
-    │   ├── CertificateError   a certificate is missing, forged, or for other content
+    │   ├── CertificateError   a certificate is missing, forged, void, or for other content
+    │   ├── FrozenError        learning is frozen, or the policy is not in force
     │   └── AuditError         the audit log does not recompute
     ├── CycleError             a cycle cannot start or go on
     ├── CommandError           a command that another one started failed
@@ -173,6 +174,13 @@ class CertificateError(GateError):
 
     code = "certificate_invalid"
     http_status = 403
+
+
+class FrozenError(GateError):
+    """The gate may not decide now: learning is frozen, or the policy is looser than the one in force."""
+
+    code = "frozen"
+    http_status = 409
 
 
 class AuditError(GateError):

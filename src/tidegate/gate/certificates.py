@@ -19,7 +19,8 @@ from tidegate.core.hashing import canonical_json
 from tidegate.core.types import JsonObject
 from tidegate.gate.keys import KeyPair
 
-Kind: TypeAlias = Literal["gate", "person"]
+Kind: TypeAlias = Literal["gate", "person", "break_glass"]
+"""``gate`` rests on a recorded promotion, ``person`` on a person alone, ``break_glass`` on a recorded emergency."""
 
 _DOMAIN = b"tidegate certificate v1\n"  # a signature made for anything else never fits
 
@@ -64,7 +65,7 @@ def sign_certificate(
     """Issue a certificate. The same arguments give the same bytes, so that issuing again changes nothing.
 
     Args:
-        key: the gate's key for ``gate``, the operator's for ``person``.
+        key: the gate's key for ``gate``, a person's for the others.
         kind: what the certificate rests on.
         adapter_sha256: content hash of the adapter.
         base_sha256: content hash of the base model.
@@ -73,8 +74,10 @@ def sign_certificate(
         issued_at: Unix seconds.
 
     Raises:
-        CertificateError: a gate certificate without policy or decision.
+        CertificateError: a gate certificate without policy or decision, or an emergency without its record.
     """
+    if kind == "break_glass" and decision_hash is None:
+        raise CertificateError(f"an emergency certificate for adapter {adapter_sha256!r} needs the record of it")
     if kind == "gate" and (policy_hash is None or decision_hash is None):
         raise CertificateError(
             f"a gate certificate for adapter {adapter_sha256!r} needs a policy and a decision; "
@@ -126,10 +129,14 @@ def verify_certificate(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrustedKeys:
-    """Who may sign what: the gate's key only ``gate`` certificates, people's keys only ``person`` ones."""
+    """Who may sign what: the gate's keys only ``gate`` certificates, people's keys only the others.
+
+    ``former``: keys that the gate had before and whose certificates still count.
+    """
 
     gate: Ed25519PublicKey
     people: Sequence[Ed25519PublicKey] = ()
+    former: Sequence[Ed25519PublicKey] = ()
 
     def verify(self, certificate: JsonObject | None, *, adapter_sha256: str, base_sha256: str) -> Certificate:
         """Check a certificate with the keys that may sign its kind.
@@ -138,7 +145,7 @@ class TrustedKeys:
             CertificateError: as :func:`verify_certificate`, or no key of its kind is trusted.
         """
         parsed = parse_certificate(certificate)
-        keys = (self.gate,) if parsed.kind == "gate" else tuple(self.people)
+        keys = (self.gate, *self.former) if parsed.kind == "gate" else tuple(self.people)
         by_hex: Mapping[str, Ed25519PublicKey] = {key.public_bytes_raw().hex(): key for key in keys}
         key = by_hex.get(parsed.signer)
         if key is None:

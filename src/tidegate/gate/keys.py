@@ -39,6 +39,28 @@ class KeyPair:
             _write_new(path, Ed25519PrivateKey.generate())
         return cls(_read(path))
 
+    @classmethod
+    def load(cls, path: Path) -> KeyPair:
+        """Read a key file that must exist.
+
+        Raises:
+            ConfigError: as :meth:`load_or_create`, or there is none.
+        """
+        if not os.path.lexists(path):
+            raise ConfigError(f"key file {str(path)!r} does not exist; make one with 'tidegate gate keygen {path}'")
+        return cls(_read(path))
+
+    @classmethod
+    def create(cls, path: Path) -> KeyPair:
+        """Write a new key with mode 0600.
+
+        Raises:
+            ConfigError: something lies there already, or it cannot be written.
+        """
+        if os.path.lexists(path):
+            raise ConfigError(f"{str(path)!r} exists; a key is never written over: choose another file name")
+        return cls.load_or_create(path)
+
     @property
     def public_key(self) -> Ed25519PublicKey:
         """The half that verifies."""

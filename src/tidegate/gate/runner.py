@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, TypeAlias
 
-from tidegate.core.errors import ConflictError, GateError
+from tidegate.core.errors import ConflictError, FrozenError, GateError
 from tidegate.core.gate.decisions import Decision, Promote, Reply, ScreenResult, reply_of
 from tidegate.core.gate.evidence import encode_pairs, paired
 from tidegate.core.gate.policy import Policy
@@ -203,6 +203,7 @@ class Gate:
             decoding: the traffic's sampling settings; fixed for an epoch when it opens.
 
         Raises:
+            FrozenError: learning is frozen, or the policy is looser than the one in force.
             GateError: the arms do not fit the candidate or the engine, a task can't be graded, the open epoch
                 began with another grading, or another process decided meanwhile.
             EngineError: an adapter can't be loaded.
@@ -221,7 +222,11 @@ class Gate:
                 before = gate_state(record for record in records if record.seq < earlier.seq)
                 decision, _ = decide({name: earlier.body[name] for name in DECISION_GIVEN}, before)
                 return self._certified(candidate, decision, earlier)
-            state, epoch, available = await self._epoch(gate_state(records), tasks, decoding)
+            state = gate_state(records)
+            hindrance = state.why_not_decide(self._policy)
+            if hindrance is not None:
+                raise FrozenError(hindrance)
+            state, epoch, available = await self._epoch(state, tasks, decoding)
             arms = {"challenger": challenger, "champion": champion, "anchor": anchor}
             given = await self._sealed_evidence(candidate, arms, epoch, available)
             decision, body = decide(given, state)

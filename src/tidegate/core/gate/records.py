@@ -70,10 +70,13 @@ def decide(given: JsonObject, state: GateState) -> tuple[Decision, dict[str, Any
         The decision, and the whole body of its record.
 
     Raises:
-        AuditError: the tasks are not those that the open epoch committed to.
+        AuditError: the tasks are not those that the open epoch committed to, or the gate may not decide now.
         KeyError, TypeError, ValueError: a given field is malformed.
     """
     policy = policy_from_values(given["policy"])
+    hindrance = state.why_not_decide(policy)
+    if hindrance is not None:
+        raise AuditError(hindrance)
     pairs = decode_pairs(given["outcomes"])
     ledger = state.ledger(policy)
     epoch = state.open_epoch(policy) if pairs else None

@@ -1,17 +1,25 @@
 """The gate's memory as a fold over its audit records: there is no second copy that could differ.
 
-Two kinds of record move it: ``epoch_opened`` fixes a sealed set, ``decision`` takes a look when it refuses or
-promotes. Everything else passes through.
+``epoch_opened`` fixes a sealed set, ``decision`` takes a look when it refuses or promotes, ``epoch_closed`` and a
+review that invalidates a verifier end a set early; :mod:`tidegate.core.gate.controls` holds what people do. Every other
+kind passes through.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import reduce
 from typing import Any
 
 from tidegate.core.errors import AuditError
+from tidegate.core.gate.controls import (
+    BREAK_GLASS,
+    VERIFIER_INVALIDATED,
+    VERIFIER_REVIEWED,
+    Controls,
+    fold_controls,
+)
 from tidegate.core.gate.policy import LedgerRules, Policy
 from tidegate.core.hashing import content_hash
 from tidegate.core.statistics import Ledger
@@ -20,6 +28,7 @@ from tidegate.core.types import AuditRecord, JsonObject
 DECISION = "decision"
 SCREEN = "screen"
 EPOCH_OPENED = "epoch_opened"
+EPOCH_CLOSED = "epoch_closed"
 
 SPENDING = ("promote", "refuse")
 """Decisions that take a look; an abstention is free."""
@@ -46,14 +55,20 @@ class Epoch:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GateState:
-    """Where the ledger and the epochs stand after some records."""
+    """Where the ledger, the epochs and the controls stand after some records."""
 
     window: Ledger | None = None
     epochs: tuple[Epoch, ...] = ()
+    controls: Controls = field(default_factory=Controls)
 
     def ledger(self, policy: Policy) -> Ledger:
         """The ledger before the next look under ``policy``; looser rules wait for the next window."""
         return _ledger_under(self.window, policy.ledger)
+
+    def why_not_decide(self, policy: Policy) -> str | None:
+        """What keeps the gate from deciding under ``policy`` now, in words; None when nothing does."""
+        window, used = (1, 0) if self.window is None else (self.window.window, self.window.used)
+        return self.controls.why_not(policy, window=window, looks_taken=used)
 
     def open_epoch(self, policy: Policy) -> Epoch | None:
         """The epoch that the next challenger is looked at in, or None when a new one is needed.
@@ -76,12 +91,24 @@ def fold(state: GateState, record: AuditRecord) -> GateState:
         AuditError: a record of the gate lacks a field or follows impossibly.
     """
     try:
-        if record.kind == EPOCH_OPENED:
-            return _opened(state, record.body)
-        if record.kind == DECISION and record.body["decision"] in SPENDING:
-            return _spent(state, record.body)
+        number = 1 if state.window is None else state.window.window
+        state = replace(state, controls=fold_controls(state.controls, record, window=number))
+        return _moved(state, record.kind, record.body)
     except (KeyError, TypeError, ValueError, IndexError) as error:
         raise AuditError(f"audit record {record.seq} of kind {record.kind!r} is malformed: {error!r}") from error
+
+
+def _moved(state: GateState, kind: str, body: JsonObject) -> GateState:
+    if kind == EPOCH_OPENED:
+        return _opened(state, body)
+    if kind == EPOCH_CLOSED:
+        return _closed(state, str(body["epoch"]), str(body["reason"]))
+    if kind == DECISION and body["decision"] in SPENDING:
+        return _spent(state, body)
+    if kind == BREAK_GLASS and state.window is not None:
+        return replace(state, window=replace(state.window, promotions=0))
+    if kind == VERIFIER_INVALIDATED or (kind == VERIFIER_REVIEWED and body["invalidated"]):
+        return _without_verifier(state, str(body["verifier"]), str(body["version"]))
     return state
 
 
@@ -160,6 +187,22 @@ def _opened(state: GateState, body: JsonObject) -> GateState:
         grading=body["grading"],
     )
     return replace(state, epochs=(*state.epochs, epoch))
+
+
+def _closed(state: GateState, epoch_id: str, reason: str) -> GateState:
+    last = state.epochs[-1]
+    if last.id != epoch_id or last.closed is not None:
+        raise ValueError(f"epoch {epoch_id!r} is not open; the last one is {last.id!r}, closed: {last.closed!r}")
+    return replace(state, epochs=(*state.epochs[:-1], replace(last, closed=reason)))
+
+
+def _without_verifier(state: GateState, verifier: str, version: str) -> GateState:
+    """An epoch whose answers were scored by what is not believed any more is looked at no further."""
+    if not state.epochs or state.epochs[-1].closed is not None:
+        return state
+    if state.epochs[-1].grading.get("verifiers", {}).get(verifier) != version:
+        return state
+    return _closed(state, state.epochs[-1].id, f"verifier {verifier!r} {version!r} was invalidated")
 
 
 def _spent(state: GateState, body: JsonObject) -> GateState:
