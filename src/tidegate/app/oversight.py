@@ -13,7 +13,7 @@ from tidegate.app.gates import build_policy, certificate_check, save_certificate
 from tidegate.app.operations import existing, publishing
 from tidegate.app.reviews import review_items, take_review, write_items
 from tidegate.config import Settings
-from tidegate.core.errors import CertificateError, ConfigError, ConflictError, NotFoundError
+from tidegate.core.errors import ConfigError, ConflictError, NotFoundError, VoidCertificateError
 from tidegate.core.gate.controls import ANCHOR_SIGNED
 from tidegate.core.types import CandidateState, JsonObject, Release
 from tidegate.gate.keys import public_key_from_hex
@@ -181,8 +181,11 @@ async def _restore_anchor(settings: Settings) -> Mapping[str, Any]:
             certificate_check(directory, controls.stores.audit)(
                 champion.certificate, adapter_sha256=champion.adapter_sha256, base_sha256=champion.base_sha256
             )
-        except CertificateError as void:
+        except VoidCertificateError as void:
             async with publishing(settings, directory, controls.stores) as publisher:
+                restored = _aliased(controls, CHAMPION)
+                if restored.id != champion.id:  # a publisher that had to be started restored it on its own
+                    return {"restored": restored.id}
                 release = await publisher.rollback(anchor.id, f"trigger 3: {void}")
             return {"restored": release["id"]}
         return {"restored": None}

@@ -19,7 +19,8 @@
     │   └── EngineTimeoutError the engine did not answer in time
     ├── TrainingError          training produced nothing that may be proposed
     ├── GateError              the gate could not be evaluated; nothing is promoted
-    │   ├── CertificateError   a certificate is missing, forged, void, or for other content
+    │   ├── CertificateError   a certificate is missing, forged, or for other content
+    │   │   └── VoidCertificateError  it was good once: its verifier was invalidated or its time is over
     │   ├── FrozenError        learning is frozen, or the policy is not in force
     │   └── AuditError         the audit log does not recompute
     ├── CycleError             a cycle cannot start or go on
@@ -174,6 +175,19 @@ class CertificateError(GateError):
 
     code = "certificate_invalid"
     http_status = 403
+
+
+class VoidCertificateError(CertificateError):
+    """A certificate that was good once and stands no more; ``fallback`` is the alias that is served instead.
+
+    ``anchor`` where the verifier that it rests on was invalidated, ``previous`` where an emergency ended.
+    """
+
+    code = "certificate_void"
+
+    def __init__(self, message: str = "", *, fallback: str = "anchor") -> None:
+        super().__init__(message)
+        self.fallback = fallback
 
 
 class FrozenError(GateError):

@@ -11,7 +11,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from tidegate.core.audit import GENESIS_HASH, check_link
-from tidegate.core.errors import AuditError, CertificateError
+from tidegate.core.errors import AuditError, CertificateError, VoidCertificateError
 from tidegate.core.gate.controls import BREAK_GLASS, Controls
 from tidegate.core.gate.state import DECISION, GateState, fold
 from tidegate.core.types import AuditRecord, JsonObject
@@ -56,8 +56,9 @@ class Standing:
         """Refuse what may not be served.
 
         Raises:
-            CertificateError: no certificate, another key or other content, a record that the log does not hold, an
-                invalidated verifier, an emergency that has ended, or a log that was changed.
+            VoidCertificateError: its verifier was invalidated, or it was for an emergency that has ended.
+            CertificateError: no certificate, another key or other content, a record that the log does not hold, or
+                a log that was changed.
         """
         with self._one_at_a_time:
             self._read_on()
@@ -107,16 +108,17 @@ class Standing:
         ends = controls.break_glass.get(parsed.adapter_sha256, 0.0)
         now = max(self._clock(), self._latest)
         if now >= ends:
-            raise CertificateError(
+            raise VoidCertificateError(
                 f"the emergency certificate for adapter {parsed.adapter_sha256!r} ended at {ends:.0f}, and it is "
-                f"{now:.0f}: have the adapter certified, or break the glass again"
+                f"{now:.0f}: have the adapter certified, or break the glass again",
+                fallback="previous",
             )
 
 
 def _check_verifiers(parsed: Certificate, ground: _Ground, controls: Controls) -> None:
     void = sorted(set(ground.verifiers) & controls.invalidated)
     if void:
-        raise CertificateError(
+        raise VoidCertificateError(
             f"certificate for adapter {parsed.adapter_sha256!r} is void: it rests on {void!r}, which people have "
             "invalidated; have the adapter certified again with a verifier that is believed"
         )

@@ -14,7 +14,7 @@ from collections.abc import Callable, Coroutine, Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
-from tidegate.core.errors import CertificateError, ConflictError, EngineError
+from tidegate.core.errors import CertificateError, ConflictError, EngineError, VoidCertificateError
 from tidegate.core.types import AdapterRef, CandidateState, JsonObject, Messages, Release
 from tidegate.ports import Engine, ReleaseStore
 from tidegate.release.records import ReleaseRecords
@@ -79,7 +79,8 @@ class Publisher:
     async def reconcile(self) -> Release:
         """Load what the store says is wanted, before any traffic: champion, previous and anchor.
 
-        A store without releases gets release 0, the bare base model.
+        A store without releases gets release 0, the bare base model. A champion whose certificate is void is rolled
+        back: to the anchor, to the previous champion, or to the base model, whichever still stands.
 
         Raises:
             CertificateError, AdapterError: the champion cannot be served as certified; the server must not start.
@@ -88,14 +89,50 @@ class Publisher:
             if not await self._records.releases():
                 base = await self._new_release(adapter_sha256=None, certificate=None)
                 await self._records.commit(base, {CHAMPION: base.id}, reason="first start", time=self._clock())
-            aliases = await self._records.aliases()
-            champion = await self._records.release(aliases[CHAMPION])
-            await self._add(champion)
+            champion = await self._standing_champion()
             self._router.point_champion_at(champion.id)
+            aliases = await self._records.aliases()
             for alias in (PREVIOUS, ANCHOR):
                 if alias in aliases and aliases[alias] != champion.id:
-                    await self._add(await self._records.release(aliases[alias]))
+                    await self._add_if_standing(await self._records.release(aliases[alias]))
             return champion
+
+    async def _standing_champion(self) -> Release:
+        """Load the champion; one whose certificate is void makes way for what its error names, then for the base."""
+        aliases = await self._records.aliases()
+        champion = await self._records.release(aliases[CHAMPION])
+        try:
+            await self._add(champion)
+        except VoidCertificateError as void:
+            _log.warning("%s is not served any more: %s", champion.id, void)
+            reason, fallback = f"rollback: {void}", void.fallback
+        else:
+            return champion
+        base = (await self._records.releases())[0]
+        for release_id in (aliases.get(fallback), aliases.get(ANCHOR), base.id):
+            earlier = None if release_id is None else await self._records.release(release_id)
+            if earlier is None or earlier.adapter_sha256 == champion.adapter_sha256:
+                continue
+            restored = await self._new_release(
+                adapter_sha256=earlier.adapter_sha256, certificate=earlier.certificate, restores=earlier.id
+            )
+            if await self._add_if_standing(restored):
+                targets = {CHAMPION: restored.id, PREVIOUS: champion.id}
+                await self._records.commit(restored, targets, reason=reason, time=self._clock())
+                await self._records.move_candidates(
+                    restored, champion, reason=reason, old_state=CandidateState.ROLLED_BACK, time=self._clock()
+                )
+                return restored
+        raise CertificateError(f"{reason}; nothing else that was released may be served either")
+
+    async def _add_if_standing(self, release: Release) -> bool:
+        """Load a release that an alias names, unless its certificate is void; whether it was loaded."""
+        try:
+            await self._add(release)
+        except VoidCertificateError as void:
+            _log.warning("%s is not loaded: %s", release.id, void)
+            return False
+        return True
 
     async def publish(self, candidate_id: str, *, against: str) -> Release:
         """Serve a certified candidate as a new release. Repeating it after a crash gives the same release.
