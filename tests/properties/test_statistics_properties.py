@@ -24,6 +24,7 @@ from tidegate.core.statistics import (
     required_pairs,
     sign_test,
     sign_test_power,
+    tango_excludes_loss,
     tango_interval,
     tango_lower_bound,
     vendi_score,
@@ -113,6 +114,24 @@ def test_tango_interval_at_the_edges(table: tuple[int, int, int], interval: tupl
         assert -1.0 <= end <= 1.0
         if wanted is not None:
             assert end == wanted
+
+
+@given(st.lists(tables(), min_size=1, max_size=8), st.floats(0.005, 0.3), st.sampled_from([0.025, 0.05, 0.1]))
+def test_many_tables_are_judged_as_each_by_its_bound(
+    some: list[tuple[int, int, int]], margin: float, alpha: float
+) -> None:
+    b, c, n = np.array(some).T
+    bounds = np.array([tango_lower_bound(*table, alpha) for table in some])
+    sure = np.abs(bounds + margin) > 1e-9
+    np.testing.assert_array_equal(tango_excludes_loss(b, c, n, margin, alpha)[sure], (bounds > -margin)[sure])
+
+
+def test_no_pair_excludes_no_loss_and_impossible_tables_are_refused() -> None:
+    assert not tango_excludes_loss(0, 0, 0, 0.5)
+    with pytest.raises(ValueError, match="a table is impossible"):
+        tango_excludes_loss([1, 3], [1, 3], 5, 0.1)
+    with pytest.raises(ValueError, match="margin = 0"):
+        tango_excludes_loss(1, 1, 5, 0.0)
 
 
 def test_tango_bound_keeps_its_level_at_the_margin() -> None:

@@ -1,12 +1,16 @@
-"""What a gate policy costs in pairs and weeks."""
+"""What a gate policy costs in pairs and weeks, and how often it errs."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
+from multiprocessing import get_context
 
 from tidegate.app.gates import build_policy
 from tidegate.config import Settings
 from tidegate.core.errors import ConfigError
+from tidegate.core.gate.simulation import TABLES, Setup, Table
 from tidegate.core.statistics import Ledger, detectable_gain, exact_pairs, required_pairs, sign_test_power
 from tidegate.core.types import JsonObject
 
@@ -66,3 +70,29 @@ def plan(settings: Settings, options: PlanOptions) -> JsonObject:
     if options.pairs_per_week is not None:
         answer["weeks"] = round(max(pairs, smallest) / options.pairs_per_week, 2)
     return answer
+
+
+def simulate(settings: Settings, *, windows: int, seed: int) -> Iterator[tuple[str, Table]]:
+    """Measure the policy's error rates and those of other rules, table by table as they are shown.
+
+    The tables are made at the same time, one process each and as many as there are processors.
+
+    Args:
+        settings: name the policy.
+        windows: windows of looks, canaries, and streams in proportion; >= 1.
+        seed: of all random numbers, >= 0.
+
+    Raises:
+        ConfigError: windows or seed are out of range.
+        PolicyError: the policy is not usable.
+    """
+    try:
+        setup = Setup(policy=build_policy(settings), windows=windows, seed=seed)
+    except ValueError as error:
+        raise ConfigError(f"nothing can be simulated: {error}") from error
+    with ProcessPoolExecutor(mp_context=get_context("spawn")) as processes:
+        pending = [(name, processes.submit(make, setup)) for name, make in TABLES.items()]
+        for name, future in pending:
+            table = future.result()
+            if table is not None:
+                yield name, table

@@ -1,16 +1,21 @@
-"""``gate plan``: what a gate policy costs."""
+"""``gate plan|simulate``: what a gate policy costs, and how often it errs."""
 
 from __future__ import annotations
 
-from typing import Annotated
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from tidegate.cli.context import settings_of
 from tidegate.cli.output import boundary, emit
 
+if TYPE_CHECKING:
+    from tidegate.core.gate.simulation import Table
+
 gate = typer.Typer(
-    help="What the gate costs, why it decided as it did, and what people may do to it.", no_args_is_help=True
+    help="What the gate costs, how often it errs, why it decided as it did, and what people may do to it.",
+    no_args_is_help=True,
 )
 Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 
@@ -40,3 +45,41 @@ def plan(
             gain=gain, discordance=discordance, power=power, level=level, pairs_per_week=pairs_per_week
         )
         emit(plan_of(settings_of(context), options), as_json=as_json)
+
+
+@gate.command("simulate")
+def simulate(
+    context: typer.Context,
+    windows: Annotated[
+        int, typer.Option("--windows", min=1, help="Windows of looks, and canaries; streams in proportion.")
+    ] = 1000,
+    seed: Annotated[int, typer.Option("--seed", min=0, help="Seed of all random numbers.")] = 0,
+    as_json: Json = False,
+) -> None:
+    """Measure how often the policy's rules err, and other rules on the same streams; prints Markdown tables."""
+    from tidegate.app.planning import simulate as tables_of
+
+    with boundary():
+        made = tables_of(settings_of(context), windows=windows, seed=seed)
+        if as_json:
+            tables = [{"name": name, **asdict(table)} for name, table in made]
+            emit({"windows": windows, "seed": seed, "tables": tables}, as_json=True)
+            return
+        print(f"{windows} windows, seed {seed}")
+        for _, table in made:
+            print("\n" + markdown(table), flush=True)
+
+
+def markdown(table: Table) -> str:
+    """A table for people and for a page."""
+    lines = [list(table.columns), ["---"] * len(table.columns), *[[_cell(cell) for cell in row] for row in table.rows]]
+    shown = "\n".join(f"| {' | '.join(line)} |" for line in lines)
+    return f"**{table.title}.** {table.notes}\n\n{shown}"
+
+
+def _cell(cell: str | float | None) -> str:
+    if cell is None:
+        return "-"
+    if isinstance(cell, str):
+        return cell
+    return f"{cell:,.0f}" if abs(cell) >= 100 else f"{cell:.3f}" if abs(cell) < 1 else f"{cell:.2f}"

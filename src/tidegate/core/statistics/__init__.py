@@ -4,7 +4,7 @@ Pure functions of counts, outcomes and probabilities. Nothing here reads a clock
 """
 
 from tidegate.core.statistics.diversity import distinct_n, effective_strategies, pass_at_k, vendi_score
-from tidegate.core.statistics.intervals import tango_interval, tango_lower_bound
+from tidegate.core.statistics.intervals import tango_excludes_loss, tango_interval, tango_lower_bound
 from tidegate.core.statistics.ledger import ErrorRate, Ledger
 from tidegate.core.statistics.paired import paired_e_value, sign_test
 from tidegate.core.statistics.permutation import sign_flip_test
@@ -35,6 +35,7 @@ __all__ = [
     "sign_flip_test",
     "sign_test",
     "sign_test_power",
+    "tango_excludes_loss",
     "tango_interval",
     "tango_lower_bound",
     "vendi_score",

@@ -6,9 +6,10 @@ paired-sample design, Statistics in Medicine 17, 891-908.
 
 from __future__ import annotations
 
-import math
-from typing import cast
+from typing import Any, cast
 
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
 from scipy import optimize, stats
 
 _TOLERANCE = 1e-12  # far below any margin that a policy can mean
@@ -62,23 +63,48 @@ def tango_lower_bound(b: int, c: int, n: int, alpha: float = 0.05) -> float:
     return tango_interval(b, c, n, 1.0 - 2.0 * alpha)[0]
 
 
+def tango_excludes_loss(
+    b: ArrayLike, c: ArrayLike, n: ArrayLike, margin: float, alpha: float = 0.05
+) -> NDArray[np.bool_]:
+    """Whether ``tango_lower_bound(b, c, n, alpha) > -margin``, for many tables at once.
+
+    The score statistic falls with the difference, so it is enough to look at it there instead of searching the bound.
+
+    Args:
+        b: pairs that only the first arm passes; ``b``, ``c`` and ``n`` broadcast.
+        c: pairs that only the second arm passes.
+        n: all pairs.
+        margin: tolerated loss in (0, 1).
+        alpha: one-sided error in (0, 0.5).
+
+    Raises:
+        ValueError: a value is outside its range.
+    """
+    first, second, pairs = (np.asarray(counts, dtype=np.float64) for counts in (b, c, n))
+    if not (np.all(first >= 0) and np.all(second >= 0) and np.all(first + second <= pairs)):
+        raise ValueError("a table is impossible; b, c >= 0 and b + c <= n are accepted")
+    if not (0.0 < margin < 1.0 and 0.0 < alpha < 0.5):
+        raise ValueError(f"margin = {margin!r}, alpha = {alpha!r}: margin in (0, 1), alpha in (0, 0.5) are accepted")
+    return np.asarray(_score(first, second, pairs, -margin) > stats.norm.isf(alpha))
+
+
 def _crossing(b: int, c: int, n: int, z: float) -> float:
     """The difference below the estimate at which the score statistic, which falls with it, is ``z``."""
 
     def excess(difference: float) -> float:
-        return _score(b, c, n, difference) - z
+        return float(_score(b, c, n, difference)) - z
 
     return float(cast("float", optimize.brentq(excess, -1.0, (b - c) / n, xtol=_TOLERANCE)))
 
 
-def _score(b: int, c: int, n: int, difference: float) -> float:
-    """The score statistic for H0: p_b - p_c = ``difference``; infinite where H0 makes the data impossible."""
+def _score(b: Any, c: Any, n: Any, difference: float) -> Any:
+    """The score statistic for H0: p_b - p_c = ``difference``; huge where H0 makes the data impossible."""
     deviation = b - c - n * difference
-    if deviation == 0.0:
-        return 0.0
     linear = (2 * n - b + c) * difference - b - c
     constant = -c * difference * (1.0 - difference)
-    discriminant = max(linear * linear - 8.0 * n * constant, 0.0)
-    only_second = (math.sqrt(discriminant) - linear) / (4.0 * n)
-    variance = n * (2.0 * only_second + difference * (1.0 - difference))
-    return deviation / math.sqrt(variance) if variance > 0.0 else math.copysign(1e300, deviation)
+    discriminant = np.maximum(linear * linear - 8.0 * n * constant, 0.0)
+    with np.errstate(divide="ignore", invalid="ignore"):
+        only_second = (np.sqrt(discriminant) - linear) / (4.0 * n)
+        variance = n * (2.0 * only_second + difference * (1.0 - difference))
+        score = np.where(variance > 0.0, deviation / np.sqrt(variance), np.copysign(1e300, deviation))
+    return np.where(deviation == 0.0, 0.0, score)
