@@ -10,7 +10,10 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from tidegate.core.errors import AdapterError, ConfigError, EngineError
+from tidegate.core.gate import Outcomes, Pairs
 from tidegate.core.gate.policy import (
     GuardrailRules,
     LedgerRules,
@@ -61,7 +64,7 @@ class ScriptedEngine:
     """Passes a task when its difficulty lies below the adapter's skill; difficulties are fixed by the task's id.
 
     ``faults`` maps (adapter name, task id) to what happens instead: ``error``, ``hang``, ``silence``,
-    ``bad_call``, ``cut``, or ``once`` (an error the first time only).
+    ``refusal``, ``bad_call``, ``cut``, or ``once`` (an error the first time only).
     """
 
     skill: dict[str | None, float] = field(default_factory=dict)
@@ -128,7 +131,9 @@ class ScriptedEngine:
             yield ChoiceEnd(choice=0, finish_reason=FinishReason.TOOL_CALLS)
             return
         right = share("difficulty", task_id) < self.skill[request.adapter]
-        text = "" if fault == "silence" else "right" if right else "wrong"
+        text = {"silence": "", "refusal": "I'm sorry, but I can't help with that."}.get(
+            fault or "", "right" if right else "wrong"
+        )
         yield TokenDelta(choice=0, token_ids=(5, 6), logprobs=(-0.1, -0.2), text=text)
         yield ChoiceEnd(choice=0, finish_reason=FinishReason.STOP, invalid_tool_call=fault == "bad_call")
 
@@ -138,6 +143,7 @@ class ExactVerifier:
 
     name = "exact"
     version = "1"
+    graded = False
 
     def __init__(self) -> None:
         self.hanging: list[Any] = []
@@ -234,6 +240,55 @@ def make_policy(**changes: Any) -> Policy:
         changed = {section: replace(getattr(policy, section), **{inner: value})} if section else {name: value}
         policy = replace(policy, **changed)
     return policy
+
+
+@dataclass(frozen=True, kw_only=True)
+class Row:
+    """How one arm did on one task; ``reward`` None follows from ``passed``."""
+
+    passed: bool
+    reward: float | None = None
+    no_reply: bool = False
+    invalid_tool_call: bool = False
+    refused: bool = False
+    engine_error: bool = False
+    verifier_error: bool = False
+    tokens: int = 10
+    milliseconds: int = 100
+
+
+@dataclass(frozen=True, kw_only=True)
+class Pair:
+    """One task and the rows of all arms on it."""
+
+    task_id: str
+    kind: str
+    challenger: Row
+    champion: Row
+    anchor: Row | None = None
+
+
+def columns_of(pairs: Sequence[Pair]) -> Pairs:
+    """Pairs in columns, in the given order."""
+    kinds = sorted({pair.kind for pair in pairs})
+
+    def outcomes(rows: Sequence[Row]) -> Outcomes:
+        flags = ("passed", "no_reply", "invalid_tool_call", "refused", "engine_error", "verifier_error")
+        columns: dict[str, Any] = {name: np.array([getattr(row, name) for row in rows], dtype=bool) for name in flags}
+        for name in ("tokens", "milliseconds"):
+            columns[name] = np.array([getattr(row, name) for row in rows], dtype=np.int64)
+        rewards = [float(row.passed) if row.reward is None else row.reward for row in rows]
+        return Outcomes(rewards=np.array(rewards, dtype=np.float64), **columns)
+
+    anchors = [pair.anchor for pair in pairs if pair.anchor is not None]
+    return Pairs(
+        task_ids=tuple(pair.task_id for pair in pairs),
+        kinds=tuple(kinds),
+        kind=np.array([kinds.index(pair.kind) for pair in pairs], dtype=np.int64),
+        challenger=outcomes([pair.challenger for pair in pairs]),
+        champion=outcomes([pair.champion for pair in pairs]),
+        anchor=outcomes(anchors) if anchors else None,
+    )
 
 
 def make_grading(**changes: Any) -> Grading:

@@ -239,9 +239,17 @@ def answered(split: Split, index: int) -> Interaction:
 def essence(result: dict[str, Any], decisions: Sequence[dict[str, Any]]) -> dict[str, Any]:
     """What must be the same however often a cycle was interrupted."""
     steps = result["steps"]
+
+    def without_times(outcomes: dict[str, Any]) -> dict[str, Any]:
+        arms = ("challenger", "champion", "anchor")
+        return outcomes | {arm: outcomes[arm] | {"milliseconds": None} for arm in arms}
+
     return {
         "outcome": result["outcome"],
         "manifest": steps["curate"]["manifest_hash"],
         "adapter": steps["train"]["adapter_sha256"],
-        "looks": [(d["decision"], d["candidate_sha256"], d["champion_sha256"], d["outcomes"]) for d in decisions],
+        "looks": [
+            (d["decision"], d["candidate_sha256"], d["champion_sha256"], without_times(d["outcomes"]))
+            for d in decisions
+        ],
     }

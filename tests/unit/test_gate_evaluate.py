@@ -22,7 +22,7 @@ from gate_engine import (
     share,
 )
 from tidegate.core.errors import GateError, StoreError
-from tidegate.core.gate.evidence import outcome_of
+from tidegate.core.gate.evidence import outcomes_of
 from tidegate.core.types import Answer, GenerationRequest, Sampling, Task
 from tidegate.gate.arms import Arm
 from tidegate.gate.asking import (
@@ -153,8 +153,10 @@ async def test_a_verifier_that_raises_fails_the_answer_and_one_without_a_verdict
     assert [answer.tokens for answer in answers] == [2] * 5
     assert not any(answer.passed for answer in answers[:4])
     assert [cut_short(answer) for answer in answers] == [False, False, True, True, False]
-    bits = [(outcome_of(answer).engine_error, outcome_of(answer).verifier_error) for answer in answers]
-    assert bits == [(False, True), (False, True), (True, False), (True, False), (False, False)]
+    outcomes = outcomes_of(answers, graded=[False] * 5)
+    assert outcomes.engine_error.tolist() == [False, False, True, True, False]
+    assert outcomes.verifier_error.tolist() == [True, True, False, False, False]
+    assert outcomes.tokens.tolist() == [2, 2, 0, 0, 2]
 
 
 async def test_a_verifiers_own_timeout_is_no_verdict(engine: ScriptedEngine) -> None:
@@ -176,7 +178,7 @@ async def test_a_scorer_that_raises_within_reasoning_gym_is_counted(
     monkeypatch.setattr(gym, "_scorer", scorer)
     task = replace(make_task("one"), verifier="reasoning_gym", reference={"dataset": "d", "entry": {"answer": "1"}})
     (answer,) = await run(engine, [task], make_grading(verifiers={"reasoning_gym": gym.ReasoningGym()}))
-    assert outcome_of(answer).verifier_error
+    assert outcomes_of([answer], graded=[False]).verifier_error.tolist() == [True]
     assert not cut_short(answer)
 
 

@@ -9,6 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from gate_engine import (
@@ -23,6 +24,7 @@ from gate_engine import (
     make_task,
     make_tasks,
     sealed_traffic,
+    share,
 )
 from tidegate.core.errors import AdapterError, AuditError, GateError
 from tidegate.core.gate import (
@@ -37,7 +39,8 @@ from tidegate.core.gate import (
     gate_state,
     verify_audit,
 )
-from tidegate.core.types import AdapterRef, Answer, AuditRecord, JsonObject, Sampling, Task
+from tidegate.core.statistics import sign_flip_test
+from tidegate.core.types import AdapterRef, Answer, AuditRecord, JsonObject, Outcome, Sampling, Task
 from tidegate.gate import Arm, KeyPair, verify_certificate
 from tidegate.ports.signals import Judgement
 
@@ -188,6 +191,62 @@ async def test_an_epoch_is_graded_in_one_way(world: GateWorld, change: dict[str,
     world.grading = graded
     with pytest.raises(GateError, match="epoch-2 opened with another grading"):
         await world.certify("c", 0.4, later)
+
+
+class Grader(ExactVerifier):
+    """Grades by a number that the task and the answer fix; never passes."""
+
+    graded = True
+
+    def judge(self, task: Task, transcript: Sequence[JsonObject]) -> Judgement:
+        right = super().judge(task, transcript).score
+        return Judgement(outcome=Outcome.FAIL, score=0.1 + 0.2 * share("grade", task.id) + 0.5 * right, detail="")
+
+
+async def test_graded_rewards_are_tested_with_signs_that_were_fixed_when_the_epoch_opened(world: GateWorld) -> None:
+    world.grading = make_grading(verifiers={"exact": Grader()})
+    await world.certify("slight", 0.42, sealed_traffic(60))
+    opened, body = (next(r for r in world.audit.read() if r.kind == kind).body for kind in ("epoch_opened", "decision"))
+    assert opened["grading"]["graded"] == ["exact"]
+    assert body["measured"]["test"] == "sign flips"
+    ours, theirs = (np.array(body["outcomes"][arm]["rewards"]) for arm in ("challenger", "champion"))
+    rng = np.random.default_rng(int(opened["commitment"], 16))
+    assert body["measured"]["p"] == sign_flip_test(ours - theirs, rng)
+    assert 0.01 < body["measured"]["p"] < 0.99
+    assert body["measured"]["bounds"][0]["difference"] == pytest.approx(np.mean(ours - theirs))
+    assert (await world.certify("good", 0.8, sealed_traffic(60))).reply is Reply.PROMOTE
+    assert verify_audit(world.audit.read()).promotions == 1
+
+
+async def test_which_test_applies_cannot_change_within_an_epoch(world: GateWorld) -> None:
+    await world.certify("a", 0.4, sealed_traffic(60))
+    world.grading = make_grading(verifiers={"exact": Grader()})
+    with pytest.raises(GateError, match=r"epoch-1 opened with another grading: graded was \[\], is \['exact'\]"):
+        await world.certify("b", 0.8, sealed_traffic(60))
+
+
+async def test_only_a_verifier_that_grades_has_its_scores_compared(world: GateWorld) -> None:
+    class Near(Grader):
+        graded = False
+
+    world.grading = make_grading(verifiers={"exact": Near()})
+    result = await world.certify("good", 0.8, sealed_traffic(60))
+    assert isinstance(result.decision, Refuse)
+    assert result.record.body["measured"]["test"] == "sign test"
+    assert "rewards" not in result.record.body["outcomes"]["challenger"]
+
+
+async def test_refusals_length_and_pace_of_the_answers_reach_the_record(world: GateWorld) -> None:
+    world.engine.faults = {("good", f"s{number:04}"): "refusal" for number in range(60)}
+    result = await world.certify("good", 0.8, sealed_traffic(60))
+    outcomes = result.record.body["outcomes"]
+    assert outcomes["challenger"]["refused"] == list(range(60))
+    assert outcomes["challenger"]["tokens"] == [2] * 60
+    assert outcomes["champion"]["refused"] == []
+    assert any("guardrail 'no refusals'" in reason for reason in result.decision.reasons)
+    kept = world.sealed.answers("epoch-1", adapter("good").sha256)["s0000"]
+    assert (kept.text, kept.tools) == ("I'm sorry, but I can't help with that.", ())
+    assert kept.surprisal == pytest.approx(0.3)
 
 
 async def test_what_no_task_uses_may_change_within_an_epoch(world: GateWorld) -> None:
@@ -528,4 +587,5 @@ async def test_kept_answers_are_what_the_engine_said(world: GateWorld) -> None:
     assert len(answers) == 60
     assert all(isinstance(answer, Answer) and answer.error is None for answer in answers.values())
     outcomes = decisions(world)[0].body["outcomes"]
-    assert all(("p" in outcomes[task_id]["challenger"]) == answer.passed for task_id, answer in answers.items())
+    passed = {outcomes["tasks"][place] for place in outcomes["challenger"]["passed"]}
+    assert passed == {task_id for task_id, answer in answers.items() if answer.passed}

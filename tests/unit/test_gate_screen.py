@@ -7,10 +7,9 @@ from typing import Any
 
 import pytest
 
-from gate_engine import make_policy
+from gate_engine import Pair, Row, columns_of, make_policy
 from tidegate.core.gate import (
-    ArmOutcome,
-    Pair,
+    Pairs,
     ScreenAbstained,
     ScreenEvidence,
     ScreenFailed,
@@ -20,19 +19,24 @@ from tidegate.core.gate import (
     screen,
 )
 
-PASS, FAIL = ArmOutcome(passed=True), ArmOutcome(passed=False)
+PASS, FAIL = Row(passed=True), Row(passed=False)
 
 
-def pairs(better: int, worse: int, both: int) -> tuple[Pair, ...]:
+def rows(better: int, worse: int, both: int) -> list[Pair]:
     outcomes = [(PASS, FAIL)] * better + [(FAIL, PASS)] * worse + [(PASS, PASS)] * both
-    return tuple(Pair(task_id=f"d{i:02}", kind="a", challenger=a, champion=b) for i, (a, b) in enumerate(outcomes))
+    return [Pair(task_id=f"d{i:02}", kind="a", challenger=a, champion=b) for i, (a, b) in enumerate(outcomes)]
 
 
+def pairs(better: int, worse: int, both: int) -> Pairs:
+    return columns_of(rows(better, worse, both))
+
+
+GOOD = rows(4, 1, 10)
 EVIDENCE = ScreenEvidence(
     challenger_sha256="c" * 64,
     champion_sha256="a" * 64,
     logit_difference=0.5,
-    pairs=pairs(4, 1, 10),
+    pairs=columns_of(GOOD),
     canary_prompts=(("hello", True),),
     kl=0.01,
 )
@@ -86,9 +90,9 @@ def test_equal_success_passes_where_the_policy_says_so() -> None:
 )
 def test_more_bad_answers_fail(flag: str, words: str) -> None:
     def flagged(count: int) -> ScreenEvidence:
-        bad = ArmOutcome(passed=True, **{flag: True})
-        first, rest = EVIDENCE.pairs[:count], EVIDENCE.pairs[count:]
-        return replace(EVIDENCE, pairs=tuple(replace(pair, challenger=bad) for pair in first) + rest)
+        bad = Row(passed=True, **{flag: True})
+        first, rest = GOOD[:count], GOOD[count:]
+        return replace(EVIDENCE, pairs=columns_of([replace(pair, challenger=bad) for pair in first] + rest))
 
     assert isinstance(screen(flagged(1), make_policy()), ScreenPassed)
     result = screen(flagged(2), make_policy())
@@ -100,7 +104,7 @@ def test_more_bad_answers_fail(flag: str, words: str) -> None:
     ("changes", "policy", "words"),
     [
         ({"pairs": pairs(4, 1, 4)}, {}, "9 of 10 dev tasks"),
-        ({"pairs": (), "logit_difference": None}, {}, "0 of 10 dev tasks"),
+        ({"pairs": columns_of([]), "logit_difference": None}, {}, "0 of 10 dev tasks"),
         ({"kl": None}, {"screen__kl_budget": 0.1}, "KL to the reference was not measured and the policy holds it"),
     ],
 )
@@ -111,12 +115,14 @@ def test_too_little_measured_abstains(changes: dict[str, Any], policy: dict[str,
 
 
 def test_engine_errors_abstain() -> None:
-    cut = ArmOutcome(passed=False, engine_error=True)
-    evidence = replace(EVIDENCE, pairs=(replace(EVIDENCE.pairs[0], challenger=cut), *EVIDENCE.pairs[1:]))
+    cut = Row(passed=False, engine_error=True)
+    evidence = replace(EVIDENCE, pairs=columns_of([replace(GOOD[0], challenger=cut), *GOOD[1:]]))
     result = screen(evidence, make_policy())
     assert isinstance(result, ScreenAbstained)
     assert "1 of 15 answers of the challenger ended in engine errors" in describe(result)
 
 
 def test_a_certain_fault_fails_even_without_dev_tasks() -> None:
-    assert isinstance(screen(replace(EVIDENCE, pairs=(), champion_sha256="c" * 64), make_policy()), ScreenFailed)
+    assert isinstance(
+        screen(replace(EVIDENCE, pairs=columns_of([]), champion_sha256="c" * 64), make_policy()), ScreenFailed
+    )

@@ -55,11 +55,9 @@ def test_a_gate_that_lets_everything_through_is_noticed() -> None:
 
 def test_a_gate_that_mixes_up_its_arms_is_noticed() -> None:
     def mixed_up(evidence: Evidence, policy: Policy, ledger: Ledger) -> Decision:
-        pairs = [
-            replace(pair, challenger=pair.champion, champion=pair.challenger, anchor=pair.challenger)
-            for pair in evidence.pairs
-        ]
-        return certify(replace(evidence, pairs=tuple(pairs)), policy, ledger)
+        ours, theirs = evidence.pairs.challenger, evidence.pairs.champion
+        swapped = replace(evidence.pairs, challenger=theirs, champion=ours, anchor=ours)
+        return certify(replace(evidence, pairs=swapped), policy, ledger)
 
     with pytest.raises(GateError, match="a degraded challenger"):
         _check_decisions(make_policy(), mixed_up)

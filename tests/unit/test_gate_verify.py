@@ -97,9 +97,9 @@ def test_a_decision_holds_all_that_it_was_taken_from(records: list[AuditRecord])
     assert body["policy_hash"] == make_policy().hash
     assert body["policy"] == make_policy().values()
     assert body["verifiers"] == {"exact": "1"}
-    assert body["measured"]["pairs"] == 60 == len(body["outcomes"])
+    assert body["measured"]["pairs"] == 60 == len(body["outcomes"]["tasks"])
     assert body["measured"]["wins"] - body["measured"]["losses"] == 60 * body["measured"]["bounds"][0]["difference"]
-    assert set(body["outcomes"]["s0000"]) == {"kind", "challenger", "champion", "anchor"}
+    assert set(body["outcomes"]) == {"tasks", "kinds", "kind", "challenger", "champion", "anchor"}
     assert body["decoding"]["temperature"] == 0.9
     assert body["not_measured"] == ["canary", "collapse"]
     for name in ("candidate", "champion_sha256", "anchor_sha256", "base_sha256", "manifest_hash", "signer", "salt"):
@@ -161,13 +161,13 @@ def swap(first: int, second: int) -> Callable[[list[dict[str, Any]]], None]:
 
 
 def flip_all_losses(entries: list[dict[str, Any]]) -> None:
-    for outcome in entries[4]["body"]["outcomes"].values():
-        outcome["challenger"] = "p"
+    outcomes = entries[4]["body"]["outcomes"]
+    outcomes["challenger"]["passed"] = list(range(len(outcomes["tasks"])))
 
 
 def flip_a_dev_answer(entries: list[dict[str, Any]]) -> None:
-    outcome = entries[1]["body"]["outcomes"]["d0000"]
-    outcome["challenger"] = "" if outcome["challenger"] else "p"
+    challenger = entries[1]["body"]["outcomes"]["challenger"]
+    challenger["passed"] = sorted({*challenger["passed"]} ^ {0})
 
 
 def reuse_tasks(entries: list[dict[str, Any]]) -> None:
@@ -197,9 +197,19 @@ def remove_field(index: int, name: str) -> Callable[[list[dict[str, Any]]], None
         (set_field(4, "policy", "ledger", "alpha", to=0.05), r"record 5 .*field 'level' holds"),
         (set_field(4, "policy", "ledger", "alpha", to=0.9), r"record 5 .*looser than the one in force: ledger.al"),
         (set_field(4, "policy", "name", to="friendly"), r"record 5 .*field 'policy_hash' holds"),
-        (set_field(4, "outcomes", "s0000", "challenger", to="x"), r"record 5 .*is malformed: outcome 'x'"),
+        (set_field(4, "outcomes", "challenger", "passed", to=["x"]), r"record 5 .*is malformed: passed is not a list"),
+        (set_field(4, "outcomes", "challenger", "passed", to=[60]), r"record 5 .*is malformed: passed holds no rising"),
+        (
+            set_field(4, "outcomes", "challenger", "tokens", to=[1]),
+            r"record 5 .*is malformed: tokens is not a list",
+        ),
+        (set_field(4, "outcomes", "challenger", "tokens", to=[-1] * 60), r"record 5 .*is malformed: tokens holds -1"),
+        (set_field(4, "outcomes", "anchor", "rewards", to=[2.0] * 60), r"record 5 .*is malformed: rewards are not 60"),
+        (set_field(4, "outcomes", "anchor", "luck", to=[]), r"record 5 .*is malformed: .* hold \['luck'\]"),
+        (set_field(4, "outcomes", "kind", to=[2] * 60), r"record 5 .*is malformed: kind holds numbers from 2 to 2"),
+        (set_field(4, "outcomes", "tasks", to=["b", "a"]), r"record 5 .*is malformed: tasks are not in rising order"),
         (set_field(4, "outcomes", to=7), r"record 5 .*is malformed"),
-        (set_field(4, "outcomes", to={}), r"record 5 .*field"),
+        (set_field(4, "outcomes", to={}), r"record 5 .*lacks the field 'tasks'"),
         (set_field(4, "salt", to="other"), r"record 5 .*field 'commitment'"),
         (set_field(3, "commitment", to="0" * 64), r"record 5 .*field 'commitment'"),
         (flip_all_losses, r"record 5 .*field 'decision' holds 'refuse'; recomputing gives 'promote'"),

@@ -79,6 +79,10 @@ class Grading:
                     f"registered: {sorted(self.environments)!r}"
                 )
 
+    def graded(self, tasks: Sequence[Task]) -> list[str]:
+        """Names of those verifiers of ``tasks`` that grade."""
+        return sorted(name for name in {task.verifier for task in tasks} if self.verifiers[name].graded)
+
     def fingerprint(self, tasks: Sequence[Task]) -> dict[str, Any]:
         """What decides how an answer to ``tasks`` is scored, as JSON; ``tasks`` have passed :meth:`check`.
 
@@ -90,6 +94,7 @@ class Grading:
             "max_calls": self.max_calls,
             "timeout_s": self.timeout_s,
             "verifiers": {name: self.verifiers[name].version for name in verifiers},
+            "graded": self.graded(tasks),
             "environments": {name: content_hash(list(self.environments[name].tools)) for name in environments},
         }
 

@@ -164,7 +164,8 @@ class Gate:
     ) -> dict[str, Any]:
         """What the engine shows of an adapter that is not the champion itself."""
         if challenger.sha256 == champion.sha256:
-            return {"logit_difference": 0.0, "canary_prompts": [], "outcomes": {}}
+            nothing = encode_pairs(paired([], challenger={}, champion={}))
+            return {"logit_difference": 0.0, "canary_prompts": [], "outcomes": nothing}
         decoding, seed = decoding_from_json(given["decoding"]), given["seeds"]["seed"]
         sampling, greedy = seeded(decoding, seed), seeded(replace(decoding, temperature=0.0), seed)
         async with loaded(self._engine, challenger, champion):
@@ -253,7 +254,7 @@ class Gate:
             "salt": self._salt(epoch.id) if epoch else None,
             "seeds": {"seed": epoch.commitment if epoch else None, "rule": SEED_RULE},
             "available": available,
-            "outcomes": encode_pairs(paired(tasks, **answers)),
+            "outcomes": encode_pairs(paired(tasks, **answers, graded=self._grading.graded(tasks))),
         }
 
     async def _epoch(

@@ -9,10 +9,12 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 
+import numpy as np
+
 from tidegate.core.errors import GateError
 from tidegate.core.gate.certify import certify
 from tidegate.core.gate.decisions import Decision, Promote, Refuse, describe
-from tidegate.core.gate.evidence import ArmOutcome, Evidence, Pair
+from tidegate.core.gate.evidence import Evidence, Flags, Outcomes, Pairs
 from tidegate.core.gate.policy import Policy
 from tidegate.core.gate.state import ledger_from
 from tidegate.core.statistics import (
@@ -24,7 +26,6 @@ from tidegate.core.statistics import (
     tango_interval,
 )
 
-_PASS, _FAIL = ArmOutcome(passed=True), ArmOutcome(passed=False)
 _LEVELS = (0.007692, 0.007692, 0.015385, 0.015385, 0.015385, 0.023077)
 _P_VALUES = (0.2, 0.004, 0.03, 0.6, 0.0005, 0.02)
 _RELATIVE_TOLERANCE = 1e-4
@@ -84,14 +85,29 @@ def _golden_values() -> Sequence[tuple[str, float, float]]:
 
 def _staged(pairs: int, challenger: float, champion: float) -> Evidence:
     """Pairs in which the two arms pass the given shares of tasks; the better one passes all that the other does."""
-    members = tuple(
-        Pair(
-            task_id=f"task-{number:06}",
-            kind=f"kind-{number % 2}",
-            challenger=_PASS if number < challenger * pairs else _FAIL,
-            champion=_PASS if number < champion * pairs else _FAIL,
-            anchor=_PASS if number < champion * pairs else _FAIL,
-        )
-        for number in range(pairs)
+    numbers = np.arange(pairs)
+    members = Pairs(
+        task_ids=tuple(f"task-{number:06}" for number in numbers),
+        kinds=("kind-0", "kind-1"),
+        kind=numbers % 2,
+        challenger=_outcomes(numbers < challenger * pairs),
+        champion=_outcomes(numbers < champion * pairs),
+        anchor=_outcomes(numbers < champion * pairs),
     )
     return Evidence(pairs=members, available=pairs)
+
+
+def _outcomes(passed: Flags) -> Outcomes:
+    """Flawless answers of one length and pace, of which some pass."""
+    no, one = np.zeros_like(passed), np.ones(len(passed), dtype=np.int64)
+    return Outcomes(
+        passed=passed,
+        rewards=passed.astype(np.float64),
+        no_reply=no,
+        invalid_tool_call=no,
+        refused=no,
+        engine_error=no,
+        verifier_error=no,
+        tokens=one,
+        milliseconds=one,
+    )

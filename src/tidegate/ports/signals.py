@@ -22,10 +22,15 @@ class Judgement:
 
 
 class Verifier(Protocol):
-    """Scores a finished transcript against a reference; a pure function of its arguments."""
+    """Scores a finished transcript against a reference; a pure function of its arguments.
+
+    ``graded``: whether scores between 0 and 1 are rewards of their own, to be compared as such; otherwise only the
+    outcome counts, and a score says how near a failure came.
+    """
 
     name: str
     version: str
+    graded: bool
 
     def check_reference(self, reference: Json) -> None:
         """Raise ``ValueError`` that says what is accepted when ``reference`` is unusable."""

@@ -18,7 +18,7 @@ from tidegate.core.gate.decisions import (
     reply_of,
     verb,
 )
-from tidegate.core.gate.evidence import ArmOutcome, Evidence, Pair
+from tidegate.core.gate.evidence import Evidence, Outcomes, Pairs
 from tidegate.core.gate.policy import Policy, policy_from_values
 from tidegate.core.gate.screen import ScreenEvidence, screen
 from tidegate.core.gate.state import Epoch, GateState, gate_state, ledger_from
@@ -26,7 +26,6 @@ from tidegate.core.gate.verify import AuditReport, check_certificates, verify_au
 
 __all__ = [
     "Abstain",
-    "ArmOutcome",
     "AuditReport",
     "Bound",
     "Decision",
@@ -34,7 +33,8 @@ __all__ = [
     "Evidence",
     "GateState",
     "Measurements",
-    "Pair",
+    "Outcomes",
+    "Pairs",
     "Policy",
     "Promote",
     "Refuse",

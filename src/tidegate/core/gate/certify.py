@@ -1,21 +1,26 @@
-"""The decision over a sealed set: superiority at the ledger's level, non-inferiority everywhere else."""
+"""The decision over a sealed set: superiority at the ledger's level, non-inferiority everywhere else.
+
+Differences are taken task by task, which is user by user: a user gives one task to an epoch. Where every verifier of
+the epoch passes or fails, superiority is the exact sign test. Where some verifier grades, it is the sign-flip test on
+the differences of rewards, and bounds of rewards are Tango's with sums of gains and losses in place of counts. Since
+|d| <= 1, such a difference never varies more than one of -1, 0 and 1 with the same mean gain and mean loss, so that
+the bound can only be wider than need be. Which of the two applies was written down when the epoch opened.
+"""
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Sequence
+from typing import TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
 
 from tidegate.core.gate.decisions import Abstain, Bound, Decision, Measurements, Promote, Refuse
-from tidegate.core.gate.evidence import (
-    ArmOutcome,
-    Evidence,
-    Pair,
-    Reading,
-    challenger_reading,
-    opponent_reading,
-)
-from tidegate.core.gate.policy import Policy
-from tidegate.core.statistics import Ledger, sign_test, tango_lower_bound
+from tidegate.core.gate.evidence import Evidence, Flags, Outcomes, Pairs
+from tidegate.core.gate.policy import GuardrailRules, Policy
+from tidegate.core.statistics import Ledger, sign_flip_test, sign_test, tango_lower_bound
+
+Differences: TypeAlias = NDArray[np.int8] | NDArray[np.float64]
+"""(N,) a task each, the challenger less another arm: in {-1, 0, 1}, of graded rewards in [-1, 1]."""
 
 POOLED = "(pooled)"
 """Slice that holds the kinds with too few pairs for a test of their own."""
@@ -24,9 +29,9 @@ POOLED = "(pooled)"
 def certify(evidence: Evidence, policy: Policy, ledger: Ledger) -> Decision:
     """Decide about a challenger.
 
-    Promote only if all hold: the exact one-sided sign test against the champion is at or below the ledger's
-    level; the lower bound of the paired difference excludes a loss of the margin overall, on every slice, on
-    every guardrail, and against the anchor. Too few pairs or too many engine errors abstain.
+    Promote only if all hold: the one-sided test against the champion is at or below the ledger's level; the lower
+    bound of the paired difference excludes a loss of the margin overall, on every slice, on every guardrail, and
+    against the anchor. Too few pairs or too many engine errors abstain.
 
     Args:
         evidence: outcomes of challenger, champion and anchor on the same tasks.
@@ -34,22 +39,55 @@ def certify(evidence: Evidence, policy: Policy, ledger: Ledger) -> Decision:
         ledger: state before this look.
 
     Raises:
-        ValueError: a pair has no outcome of the anchor.
+        ValueError: there are no outcomes of the anchor.
     """
     missing = _missing(evidence, policy)
     if missing:
         return Abstain(missing=missing)
-    measured = _measure(evidence.pairs, policy, ledger)
+    measured = _measure(evidence, policy, ledger)
     superior = measured.p <= measured.level
-    sign = (
-        f"{measured.wins} wins, {measured.losses} losses over {measured.pairs} pairs: "
+    mean = f", mean difference {measured.bounds[0].difference:+.3f}" if evidence.graded else ""
+    test = (
+        f"{measured.wins} wins, {measured.losses} losses over {measured.pairs} pairs{mean}: "
         f"p = {measured.p:.2g} {'<=' if superior else '>'} level {measured.level:.2g}"
     )
     broken = tuple(_broken(bound) for bound in measured.bounds if not bound.holds)
     if superior and not broken:
         kept = f"all {len(measured.bounds)} non-inferiority bounds hold"
-        return Promote(reasons=(sign, kept), measured=measured)
-    return Refuse(reasons=((() if superior else (sign,)) + broken), measured=measured)
+        return Promote(reasons=(test, kept), measured=measured)
+    return Refuse(reasons=((() if superior else (test,)) + broken), measured=measured)
+
+
+def engine_error_excess(pairs: Pairs, max_share: float) -> tuple[str, ...]:
+    """One sentence for each arm whose answers were cut short more often than ``max_share``."""
+    sentences: list[str] = []
+    arms = {"challenger": pairs.challenger, "champion": pairs.champion, "anchor": pairs.anchor}
+    for name, arm in arms.items():
+        errors = 0 if arm is None else int(np.count_nonzero(arm.engine_error))
+        if errors > max_share * len(pairs):
+            sentences.append(
+                f"{errors} of {len(pairs)} answers of the {name} ended in engine errors, "
+                f"more than {max_share:.0%}: the engine was measured, not the model"
+            )
+    return tuple(sentences)
+
+
+def slices(pairs: Pairs, min_pairs: int) -> dict[str, Flags]:
+    """Tasks by kind as masks (N,); kinds with fewer than ``min_pairs`` tasks are pooled into one slice.
+
+    When even the pool is too thin it joins the smallest slice that is not, because a bound over a handful of
+    pairs could never hold: thin slices dilute, they are never left out.
+    """
+    sizes = np.bincount(pairs.kind, minlength=len(pairs.kinds))
+    thick = {pairs.kinds[place]: pairs.kind == place for place in np.flatnonzero(sizes >= min_pairs)}
+    pool = (sizes < min_pairs)[pairs.kind]
+    pooled = int(np.count_nonzero(pool))
+    if pooled and thick and pooled < min_pairs:
+        smallest = min(thick, key=lambda kind: (np.count_nonzero(thick[kind]), kind))
+        thick[f"{smallest} {POOLED}"] = thick.pop(smallest) | pool
+    elif pooled:
+        thick[POOLED] = pool
+    return thick
 
 
 def _missing(evidence: Evidence, policy: Policy) -> tuple[str, ...]:
@@ -61,102 +99,93 @@ def _missing(evidence: Evidence, policy: Policy) -> tuple[str, ...]:
     return engine_error_excess(evidence.pairs, rules.max_error_share)
 
 
-def engine_error_excess(pairs: Sequence[Pair], max_share: float) -> tuple[str, ...]:
-    """One sentence for each arm whose answers were cut short more often than ``max_share``."""
-    sentences: list[str] = []
-    for arm in ("challenger", "champion", "anchor"):
-        outcomes: list[ArmOutcome | None] = [getattr(pair, arm) for pair in pairs]
-        errors = sum(outcome is not None and outcome.engine_error for outcome in outcomes)
-        if errors > max_share * len(pairs):
-            sentences.append(
-                f"{errors} of {len(pairs)} answers of the {arm} ended in engine errors, "
-                f"more than {max_share:.0%}: the engine was measured, not the model"
-            )
-    return tuple(sentences)
+def _measure(evidence: Evidence, policy: Policy, ledger: Ledger) -> Measurements:
+    pairs, rules = evidence.pairs, policy.non_inferiority
+    if pairs.anchor is None:
+        raise ValueError("the pairs hold no outcomes of the anchor; certify needs all three arms")
+    rewards = _rewards(pairs.challenger, pairs.champion, graded=evidence.graded)
 
+    def bound(name: str, differences: Differences, margin: float) -> Bound:
+        better, worse = _sums(differences)
+        lower = tango_lower_bound(better, worse, len(differences), rules.level)
+        return Bound(name=name, better=better, worse=worse, pairs=len(differences), lower=lower, margin=margin)
 
-def _measure(pairs: Sequence[Pair], policy: Policy, ledger: Ledger) -> Measurements:
-    rules, guardrails = policy.non_inferiority, policy.guardrails
-    wins, losses = discordant(pairs)
-    against_champion = [(pair.challenger, pair.champion) for pair in pairs]
-
-    def bound(name: str, counts: tuple[int, int], n: int, margin: float) -> Bound:
-        lower = tango_lower_bound(*counts, n, rules.level)
-        return Bound(name=name, better=counts[0], worse=counts[1], pairs=n, lower=lower, margin=margin)
-
-    bounds = [bound("overall against the champion", (wins, losses), len(pairs), rules.overall_margin)]
+    bounds = [bound("overall against the champion", rewards, rules.overall_margin)]
     for name, members in slices(pairs, rules.min_pairs_per_slice).items():
-        bounds.append(bound(f"slice {name!r}", discordant(members), len(members), rules.slice_margin))
-    for name, margin, fault in (
-        ("replies", guardrails.no_reply_margin, "no_reply"),
-        ("valid tool calls", guardrails.invalid_tool_call_margin, "invalid_tool_call"),
-    ):
-        counts = _compared(against_champion, *_without(fault))
-        bounds.append(bound(f"guardrail {name!r}", counts, len(pairs), margin))
-    bounds.append(bound("overall against the anchor", _against_anchor(pairs), len(pairs), rules.anchor_margin))
+        bounds.append(bound(f"slice {name!r}", rewards[members], rules.slice_margin))
+    for name, differences, margin in _guardrails(pairs.challenger, pairs.champion, policy.guardrails):
+        bounds.append(bound(f"guardrail {name!r}", differences, margin))
+    against_anchor = _rewards(pairs.challenger, pairs.anchor, graded=evidence.graded)
+    bounds.append(bound("overall against the anchor", against_anchor, rules.anchor_margin))
+    wins, losses = int(np.count_nonzero(rewards > 0)), int(np.count_nonzero(rewards < 0))
     return Measurements(
         pairs=len(pairs),
         wins=wins,
         losses=losses,
-        p=sign_test(wins, losses),
+        test="sign flips" if evidence.graded else "sign test",
+        p=sign_flip_test(rewards, np.random.default_rng(evidence.seed)) if evidence.graded else sign_test(wins, losses),
         level=ledger.level,
         bounds=tuple(bounds),
     )
 
 
-def slices(pairs: Sequence[Pair], min_pairs: int) -> dict[str, list[Pair]]:
-    """Pairs by kind; kinds with fewer than ``min_pairs`` pairs are pooled into one slice.
+def _rewards(ours: Outcomes, theirs: Outcomes, *, graded: bool) -> Differences:
+    """(N,) reward of the challenger less that of an opponent, in [-1, 1]."""
+    if not graded:
+        return _less(ours.won, theirs.held)
+    return np.where(ours.engine_error, 0.0, ours.rewards) - np.where(theirs.engine_error, 1.0, theirs.rewards)
 
-    When even the pool is too thin it joins the smallest slice that is not, because a bound over a handful of
-    pairs could never hold: thin slices dilute, they are never left out.
+
+def _guardrails(ours: Outcomes, theirs: Outcomes, rules: GuardrailRules) -> tuple[tuple[str, Differences, float], ...]:
+    """Name, differences (N,) in {-1, 0, 1} and margin of each behaviour that may not get worse.
+
+    A refusal that the verifier passes is what the task asks for and does not count. Length and speed have no
+    measure of their own: each arm is held to the other's on the same task, and where either answer was cut short the
+    challenger is taken to be the worse one.
     """
-    by_kind: dict[str, list[Pair]] = {}
-    for pair in pairs:
-        by_kind.setdefault(pair.kind, []).append(pair)
-    thick = {kind: members for kind, members in sorted(by_kind.items()) if len(members) >= min_pairs}
-    pool = [pair for pair in pairs if pair.kind not in thick]
-    if pool and thick and len(pool) < min_pairs:
-        smallest = min(thick, key=lambda kind: len(thick[kind]))
-        thick[f"{smallest} {POOLED}"] = thick.pop(smallest) + pool
-    elif pool:
-        thick[POOLED] = pool
-    return thick
+    cut = ours.engine_error | theirs.engine_error
+
+    def without(ours_bad: Flags, theirs_bad: Flags) -> Differences:
+        return _less(~ours_bad & ~ours.engine_error, ~theirs_bad | theirs.engine_error)
+
+    def within(first: NDArray[np.float64], second: NDArray[np.float64], factor: float) -> Differences:
+        return _less(~(first > factor * second) & ~cut, ~(second > factor * first) | cut)
+
+    length, other_length = np.maximum(ours.tokens, 1.0), np.maximum(theirs.tokens, 1.0)
+    pace, other_pace = ours.milliseconds / length, theirs.milliseconds / other_length
+    return (
+        ("replies", without(ours.no_reply, theirs.no_reply), rules.no_reply_margin),
+        (
+            "valid tool calls",
+            without(ours.invalid_tool_call, theirs.invalid_tool_call),
+            rules.invalid_tool_call_margin,
+        ),
+        (
+            "no refusals",
+            without(ours.refused & ~ours.passed, theirs.refused & ~theirs.passed),
+            rules.refusal_margin,
+        ),
+        ("length", within(length, other_length, rules.length_factor), rules.length_margin),
+        ("speed", within(pace, other_pace, rules.latency_factor), rules.latency_margin),
+    )
 
 
-def discordant(pairs: Sequence[Pair]) -> tuple[int, int]:
-    """Wins and losses of the challenger against the champion."""
-    return _compared([(pair.challenger, pair.champion) for pair in pairs], challenger_reading, opponent_reading)
+def _less(first: Flags, second: Flags) -> NDArray[np.int8]:
+    return first.astype(np.int8) - second.astype(np.int8)
 
 
-def _against_anchor(pairs: Sequence[Pair]) -> tuple[int, int]:
-    arms: list[tuple[ArmOutcome, ArmOutcome]] = []
-    for pair in pairs:
-        if pair.anchor is None:
-            raise ValueError(f"task {pair.task_id!r} has no outcome of the anchor; certify needs all three arms")
-        arms.append((pair.challenger, pair.anchor))
-    return _compared(arms, challenger_reading, opponent_reading)
-
-
-def _compared(arms: Sequence[tuple[ArmOutcome, ArmOutcome]], ours: Reading, theirs: Reading) -> tuple[int, int]:
-    """Pairs that only the first arm does well on, and those that only the second does."""
-    counts = Counter((ours(first), theirs(second)) for first, second in arms)
-    return counts[True, False], counts[False, True]
-
-
-def _without(fault: str) -> tuple[Reading, Reading]:
-    """Readings of challenger and opponent that a guardrail compares; a cut-short answer hurts the challenger."""
-
-    def ours(outcome: ArmOutcome) -> bool:
-        return not getattr(outcome, fault) and not outcome.engine_error
-
-    def theirs(outcome: ArmOutcome) -> bool:
-        return not getattr(outcome, fault) or outcome.engine_error
-
-    return ours, theirs
+def _sums(differences: Differences) -> tuple[float, float]:
+    """Sum of the gains and sum of the losses: of whole differences, the pairs better and worse."""
+    gains, losses = differences[differences > 0].sum().item(), abs(differences[differences < 0].sum().item())
+    return gains, losses
 
 
 def _broken(bound: Bound) -> str:
     return (
-        f"{bound.name}: {bound.better} better, {bound.worse} worse over {bound.pairs} pairs: "
+        f"{bound.name}: {_amount(bound.better)} better, {_amount(bound.worse)} worse over {bound.pairs} pairs: "
         f"the difference may be as low as {bound.lower:+.1%}, below the margin -{bound.margin:.1%}"
     )
+
+
+def _amount(value: float) -> str:
+    return str(value) if isinstance(value, int) else f"{value:.1f}"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import TypeAlias
+from typing import Literal, TypeAlias
 
 
 class Reply(StrEnum):
@@ -23,13 +23,14 @@ class Reply(StrEnum):
 class Bound:
     """One non-inferiority test: the challenger's rate minus the other arm's must stay above ``-margin``.
 
-    ``better`` and ``worse`` count the pairs on which only the challenger, or only the other arm, did well;
-    ``lower`` is the one-sided lower confidence bound of the difference.
+    ``better`` and ``worse`` count the pairs on which only the challenger, or only the other arm, did well; of graded
+    rewards they are the sums of the challenger's gains and losses. ``lower`` is the one-sided lower confidence bound
+    of the difference.
     """
 
     name: str
-    better: int
-    worse: int
+    better: float
+    worse: float
     pairs: int
     lower: float
     margin: float
@@ -47,11 +48,16 @@ class Bound:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Measurements:
-    """What one look at a sealed set measured, against the level that the ledger gave."""
+    """What one look at a sealed set measured, against the level that the ledger gave.
+
+    ``wins`` and ``losses``: pairs on which the challenger, or the champion, has the higher reward. ``test`` is the
+    one that gives ``p``.
+    """
 
     pairs: int
     wins: int
     losses: int
+    test: Literal["sign test", "sign flips"]
     p: float
     level: float
     bounds: tuple[Bound, ...]

@@ -1,4 +1,4 @@
-"""Recorded outcomes: what each arm did on each task, in a form that an audit line can hold.
+"""Recorded outcomes: what each arm did on each task, in columns that an audit line can hold.
 
 An answer that an engine error, a timeout, a broken environment or a verifier without a verdict cut short says
 nothing of the model. It counts against the challenger wherever it happened: as a failure of the challenger, as a
@@ -8,73 +8,115 @@ answer is different: it refused what the model gave, so the answer is a failure 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from operator import attrgetter, lt
+from typing import Any, TypeAlias
 
-from tidegate.core.types import Answer, Task
+import numpy as np
+from numpy.typing import NDArray
+
+from tidegate.core.types import Answer, JsonObject, Task
 
 VERIFIER_ERROR = "verifier:"
 """How ``Answer.error`` begins when a verifier raised on the answer; every other error is the infrastructure's."""
 
-_FLAGS = {"p": "passed", "n": "no_reply", "i": "invalid_tool_call", "e": "engine_error", "v": "verifier_error"}
+Flags: TypeAlias = NDArray[np.bool_]
+Counts: TypeAlias = NDArray[np.int64]
+Rewards: TypeAlias = NDArray[np.float64]
+
+_FLAGS = ("passed", "no_reply", "invalid_tool_call", "refused", "engine_error", "verifier_error")
+_COUNTS = ("tokens", "milliseconds")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ArmOutcome:
-    """How one arm did on one task."""
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Outcomes:
+    """How one arm did on N tasks: a column (N,) for each thing that was seen.
 
-    passed: bool
-    no_reply: bool = False
-    invalid_tool_call: bool = False
-    engine_error: bool = False
-    verifier_error: bool = False
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Pair:
-    """One task and the outcomes of all arms on it. ``kind`` is its slice; the screen has no anchor."""
-
-    task_id: str
-    kind: str
-    challenger: ArmOutcome
-    champion: ArmOutcome
-    anchor: ArmOutcome | None = None
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Evidence:
-    """The outcomes that a decision rests on, by task id.
-
-    ``available``: sealed tasks that could have been asked. When they are too few nothing is asked, so that
-    ``pairs`` is empty.
+    ``rewards`` in [0, 1]: the score where the task's verifier grades, else 1 for a pass and 0 for a failure.
+    ``tokens`` sampled and ``milliseconds`` taken are 0 where the answer was cut short.
     """
 
-    pairs: tuple[Pair, ...]
+    passed: Flags
+    rewards: Rewards
+    no_reply: Flags
+    invalid_tool_call: Flags
+    refused: Flags
+    engine_error: Flags
+    verifier_error: Flags
+    tokens: Counts
+    milliseconds: Counts
+
+    @property
+    def won(self) -> Flags:
+        """Tasks that the arm is taken to have passed, as the challenger."""
+        return self.passed & ~self.engine_error
+
+    @property
+    def held(self) -> Flags:
+        """Tasks that the arm is taken to have passed, as the challenger's opponent."""
+        return self.passed | self.engine_error
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Pairs:
+    """Tasks and the outcomes of all arms on them; task n has its outcomes in row n of each column.
+
+    ``kinds`` names the slices, ``kind`` (N,) is each task's place among them. The screen has no anchor.
+    """
+
+    task_ids: tuple[str, ...]
+    kinds: tuple[str, ...]
+    kind: NDArray[np.int64]
+    challenger: Outcomes
+    champion: Outcomes
+    anchor: Outcomes | None = None
+
+    def __len__(self) -> int:
+        """Number of tasks."""
+        return len(self.task_ids)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Evidence:
+    """What a decision rests on.
+
+    ``available``: sealed tasks that could have been asked. When they are too few nothing is asked, so that
+    ``pairs`` is empty. ``graded``: whether some verifier of the epoch grades, so that rewards are compared instead of
+    passes. ``seed`` of the random signs that graded rewards are tested with: fixed before anything was answered.
+    """
+
+    pairs: Pairs
     available: int
+    graded: bool = False
+    seed: int = 0
 
 
-Reading = Callable[[ArmOutcome], bool]
+def outcomes_of(answers: Sequence[Answer], *, graded: Sequence[bool]) -> Outcomes:
+    """The columns of some answers.
 
+    Args:
+        answers: N answers of one arm.
+        graded: N; whether the verifier of an answer's task grades.
+    """
 
-def challenger_reading(outcome: ArmOutcome) -> bool:
-    """Whether the challenger is taken to have passed."""
-    return outcome.passed and not outcome.engine_error
+    def column(dtype: Any, value: Callable[[Answer], Any]) -> NDArray[Any]:
+        return np.fromiter(map(value, answers), dtype=dtype, count=len(answers))
 
-
-def opponent_reading(outcome: ArmOutcome) -> bool:
-    """Whether the champion or anchor is taken to have passed."""
-    return outcome.passed or outcome.engine_error
-
-
-def outcome_of(answer: Answer) -> ArmOutcome:
-    """The recorded bits of an answer."""
-    failed_verifier = answer.error is not None and answer.error.startswith(VERIFIER_ERROR)
-    return ArmOutcome(
-        passed=answer.passed,
-        no_reply=answer.no_reply,
-        invalid_tool_call=answer.invalid_tool_call,
-        engine_error=answer.error is not None and not failed_verifier,
+    failed_verifier = column(np.bool_, lambda answer: (answer.error or "").startswith(VERIFIER_ERROR))
+    cut_short = column(np.bool_, lambda answer: answer.error is not None) & ~failed_verifier
+    passed = column(np.bool_, attrgetter("passed"))
+    scores = column(np.float64, attrgetter("score"))
+    return Outcomes(
+        passed=passed,
+        rewards=np.where(np.asarray(graded, dtype=np.bool_), scores, passed),
+        no_reply=column(np.bool_, attrgetter("no_reply")),
+        invalid_tool_call=column(np.bool_, attrgetter("invalid_tool_call")),
+        refused=column(np.bool_, attrgetter("refused")),
+        engine_error=cut_short,
         verifier_error=failed_verifier,
+        tokens=np.where(cut_short, 0, column(np.int64, attrgetter("tokens"))),
+        milliseconds=np.where(cut_short, 0, column(np.int64, lambda answer: round(1000 * answer.seconds))),
     )
 
 
@@ -84,61 +126,112 @@ def paired(
     challenger: Mapping[str, Answer],
     champion: Mapping[str, Answer],
     anchor: Mapping[str, Answer] | None = None,
-) -> tuple[Pair, ...]:
+    graded: Iterable[str] = (),
+) -> Pairs:
     """Join the answers of all arms, ordered by task id.
+
+    Args:
+        tasks: what was asked.
+        challenger: answers by task id.
+        champion: answers by task id.
+        anchor: answers by task id.
+        graded: names of the verifiers that grade.
 
     Raises:
         KeyError: an arm has no answer to a task.
     """
-    return tuple(
-        Pair(
-            task_id=task.id,
-            kind=task.kind,
-            challenger=outcome_of(challenger[task.id]),
-            champion=outcome_of(champion[task.id]),
-            anchor=None if anchor is None else outcome_of(anchor[task.id]),
-        )
-        for task in sorted(tasks, key=lambda task: task.id)
+    ordered = sorted(tasks, key=lambda task: task.id)
+    grading = frozenset(graded)
+    grades = [task.verifier in grading for task in ordered]
+    kinds = sorted({task.kind for task in ordered})
+    places = {kind: place for place, kind in enumerate(kinds)}
+
+    def outcomes(answers: Mapping[str, Answer]) -> Outcomes:
+        return outcomes_of([answers[task.id] for task in ordered], graded=grades)
+
+    return Pairs(
+        task_ids=tuple(task.id for task in ordered),
+        kinds=tuple(kinds),
+        kind=np.array([places[task.kind] for task in ordered], dtype=np.int64),
+        challenger=outcomes(challenger),
+        champion=outcomes(champion),
+        anchor=None if anchor is None else outcomes(anchor),
     )
 
 
-def encode_pairs(pairs: Iterable[Pair]) -> dict[str, dict[str, str]]:
-    """Pairs as JSON: ``{task id: {kind, challenger, champion, anchor?}}``, an outcome as letters.
+def encode_pairs(pairs: Pairs) -> dict[str, Any]:
+    """Pairs as JSON: ``{tasks, kinds, kind, challenger, champion, anchor?}``, a list of N a column.
 
-    ``p`` passed, ``n`` no reply, ``i`` invalid tool call, ``e`` engine error, ``v`` verifier error.
+    An arm is ``{passed, no_reply, ..., tokens, milliseconds, rewards?}``. Of a flag the places are written at which
+    it is set, counted from 0, since most flags are rare; ``rewards`` is left out where it follows from ``passed``.
     """
-    return {pair.task_id: _encoded(pair) for pair in pairs}
+    arms = {"challenger": pairs.challenger, "champion": pairs.champion, "anchor": pairs.anchor}
+    return {
+        "tasks": list(pairs.task_ids),
+        "kinds": list(pairs.kinds),
+        "kind": pairs.kind.tolist(),
+    } | {name: _encoded(arm) for name, arm in arms.items() if arm is not None}
 
 
-def decode_pairs(values: Mapping[str, Mapping[str, str]]) -> tuple[Pair, ...]:
-    """The pairs that :func:`encode_pairs` wrote, ordered by task id.
+def decode_pairs(values: JsonObject) -> Pairs:
+    """The pairs that :func:`encode_pairs` wrote.
 
     Raises:
         KeyError, TypeError, ValueError: the value has another form.
     """
-    return tuple(
-        Pair(
-            task_id=task_id,
-            kind=value["kind"],
-            challenger=_outcome(value["challenger"]),
-            champion=_outcome(value["champion"]),
-            anchor=_outcome(value["anchor"]) if "anchor" in value else None,
+    task_ids = tuple(values["tasks"])
+    if not all(map(lt, task_ids, task_ids[1:])):
+        raise ValueError("tasks are not in rising order; each task once, ordered by id, is accepted")
+    size = len(task_ids)
+    kinds = tuple(values["kinds"])
+    kind = _integers(values["kind"], "kind", size)
+    if size and not 0 <= kind.min() <= kind.max() < len(kinds):
+        raise ValueError(
+            f"kind holds numbers from {kind.min()} to {kind.max()}; places among {len(kinds)} are accepted"
         )
-        for task_id, value in sorted(values.items())
+    return Pairs(
+        task_ids=task_ids,
+        kinds=kinds,
+        kind=kind,
+        challenger=_decoded(values["challenger"], size),
+        champion=_decoded(values["champion"], size),
+        anchor=_decoded(values["anchor"], size) if "anchor" in values else None,
     )
 
 
-def _encoded(pair: Pair) -> dict[str, str]:
-    arms = {"challenger": pair.challenger, "champion": pair.champion, "anchor": pair.anchor}
-    return {"kind": pair.kind} | {name: _letters(arm) for name, arm in arms.items() if arm is not None}
+def _encoded(arm: Outcomes) -> dict[str, Any]:
+    values: dict[str, Any] = {name: np.flatnonzero(getattr(arm, name)).tolist() for name in _FLAGS}
+    values |= {name: getattr(arm, name).tolist() for name in _COUNTS}
+    return values if np.array_equal(arm.rewards, arm.passed) else values | {"rewards": arm.rewards.tolist()}
 
 
-def _letters(outcome: ArmOutcome) -> str:
-    return "".join(letter for letter, name in _FLAGS.items() if getattr(outcome, name))
-
-
-def _outcome(letters: str) -> ArmOutcome:
-    unknown = set(letters) - set(_FLAGS)
+def _decoded(values: JsonObject, size: int) -> Outcomes:
+    unknown = sorted(set(values) - {*_FLAGS, *_COUNTS, "rewards"})
     if unknown:
-        raise ValueError(f"outcome {letters!r} holds {sorted(unknown)!r}; letters of {''.join(_FLAGS)!r} are accepted")
-    return ArmOutcome(**{name: letter in letters for letter, name in _FLAGS.items()})
+        raise ValueError(f"an arm's outcomes hold {unknown!r}; {[*_FLAGS, *_COUNTS, 'rewards']!r} are accepted")
+    flags = {name: _flags(values[name], name, size) for name in _FLAGS}
+    counts = {name: _integers(values[name], name, size) for name in _COUNTS}
+    for name, column in counts.items():
+        if size and column.min() < 0:
+            raise ValueError(f"{name} holds {column.min()}; numbers >= 0 are accepted")
+    rewards = np.asarray(values["rewards"], dtype=np.float64) if "rewards" in values else flags["passed"].astype(float)
+    if rewards.shape != (size,) or not np.all((rewards >= 0.0) & (rewards <= 1.0)):
+        raise ValueError(f"rewards are not {size} numbers in [0, 1]")
+    columns: dict[str, Any] = {"rewards": rewards, **flags, **counts}
+    return Outcomes(**columns)
+
+
+def _flags(places: Any, name: str, size: int) -> Flags:
+    indices = _integers(places, name, len(places))
+    if len(indices) and not (indices[0] >= 0 and indices[-1] < size and np.all(indices[1:] > indices[:-1])):
+        raise ValueError(f"{name} holds no rising places from 0 to {size - 1}")
+    flags = np.zeros(size, dtype=np.bool_)
+    flags[indices] = True
+    return flags
+
+
+def _integers(values: Any, name: str, size: int) -> NDArray[np.int64]:
+    column = np.asarray(values) if len(values) else np.zeros(0, dtype=np.int64)
+    if column.shape != (size,) or column.dtype.kind != "i":
+        raise ValueError(f"{name} is not a list of {size} whole numbers")
+    return column.astype(np.int64, copy=False)

@@ -6,19 +6,21 @@ on the state before the record.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
+
+import numpy as np
 
 from tidegate.core.errors import AuditError
 from tidegate.core.gate.certify import certify
 from tidegate.core.gate.decisions import Abstain, Bound, Decision, ScreenResult, reasons_of, reply_of, verb
-from tidegate.core.gate.evidence import Evidence, Pair, challenger_reading, decode_pairs, opponent_reading
+from tidegate.core.gate.evidence import Evidence, Pairs, decode_pairs
 from tidegate.core.gate.policy import Policy, policy_from_values
-from tidegate.core.gate.screen import ScreenEvidence, screen
+from tidegate.core.gate.screen import ScreenEvidence, dev_successes, screen
 from tidegate.core.gate.state import GateState, commitment_of
 from tidegate.core.types import JsonObject
 
-RECORD_FORMAT = 1
+RECORD_FORMAT = 2
 
 DECISION_GIVEN = frozenset(
     {
@@ -80,13 +82,19 @@ def decide(given: JsonObject, state: GateState) -> tuple[Decision, dict[str, Any
     pairs = decode_pairs(given["outcomes"])
     ledger = state.ledger(policy)
     epoch = state.open_epoch(policy) if pairs else None
-    commitment = commitment_of((pair.task_id for pair in pairs), given["salt"]) if pairs else None
+    commitment = commitment_of(pairs.task_ids, given["salt"]) if pairs else None
     if pairs and (epoch is None or epoch.commitment != commitment):
         raise AuditError(
             f"field 'commitment': the {len(pairs)} tasks answered are not those of an open epoch: their commitment is "
             f"{commitment!r}, the open epoch's {epoch.commitment if epoch else None!r}"
         )
-    decision = certify(Evidence(pairs=pairs, available=given["available"]), policy, ledger)
+    evidence = Evidence(
+        pairs=pairs,
+        available=given["available"],
+        graded=epoch is not None and bool(epoch.grading["graded"]),
+        seed=int(commitment or "0", 16),
+    )
+    decision = certify(evidence, policy, ledger)
     derived: dict[str, Any] = {
         "policy_hash": policy.hash,
         "epoch": epoch.id if epoch else None,
@@ -98,8 +106,8 @@ def decide(given: JsonObject, state: GateState) -> tuple[Decision, dict[str, Any
         "spend": ledger.spend_per_look,
         "promotions": ledger.promotions,
         "level": ledger.level,
-        "errors": _errors(pairs, ("challenger", "champion", "anchor")),
-        "not_measured": ["canary", "collapse"],
+        "errors": _errors(pairs),
+        "not_measured": [name for name in ("canary", "collapse") if getattr(policy, name) == "none"],
         "decision": verb(decision),
         "reasons": list(reasons_of(decision)),
         "reply": reply_of(decision).value,
@@ -124,12 +132,13 @@ def decide_screen(given: JsonObject) -> tuple[ScreenResult, dict[str, Any]]:
         kl=given["kl"],
     )
     result = screen(evidence, policy)
+    passed, opponent = dev_successes(pairs)
     derived: dict[str, Any] = {
         "policy_hash": policy.hash,
         "pairs": len(pairs),
-        "challenger_passed": sum(challenger_reading(pair.challenger) for pair in pairs),
-        "champion_passed": sum(opponent_reading(pair.champion) for pair in pairs),
-        "errors": _errors(pairs, ("challenger", "champion")),
+        "challenger_passed": passed,
+        "champion_passed": opponent,
+        "errors": _errors(pairs),
         "not_measured": _not_measured(evidence, policy),
         "decision": verb(result),
         "reasons": list(reasons_of(result)),
@@ -147,6 +156,7 @@ def _measured(decision: Decision) -> dict[str, Any]:
             "wins": measured.wins,
             "losses": measured.losses,
             "ties": measured.ties,
+            "test": measured.test,
             "p": measured.p,
             "bounds": [_bound(bound) for bound in measured.bounds],
         }
@@ -166,14 +176,16 @@ def _bound(bound: Bound) -> dict[str, Any]:
     }
 
 
-def _errors(pairs: Sequence[Pair], arms: Sequence[str]) -> dict[str, Mapping[str, int]]:
+def _errors(pairs: Pairs) -> dict[str, Mapping[str, int]]:
     """Answers of each arm that an engine or a verifier cut short."""
+    arms = {"challenger": pairs.challenger, "champion": pairs.champion, "anchor": pairs.anchor}
     return {
-        arm: {
-            "engine": sum(getattr(pair, arm).engine_error for pair in pairs),
-            "verifier": sum(getattr(pair, arm).verifier_error for pair in pairs),
+        name: {
+            "engine": int(np.count_nonzero(arm.engine_error)),
+            "verifier": int(np.count_nonzero(arm.verifier_error)),
         }
-        for arm in arms
+        for name, arm in arms.items()
+        if arm is not None
     }
 
 

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
+
+import numpy as np
 
 from tidegate.core.gate.certify import engine_error_excess
 from tidegate.core.gate.decisions import ScreenAbstained, ScreenFailed, ScreenPassed, ScreenResult
-from tidegate.core.gate.evidence import Pair, challenger_reading, opponent_reading
+from tidegate.core.gate.evidence import Pairs
 from tidegate.core.gate.policy import Policy
 
 
@@ -23,7 +24,7 @@ class ScreenEvidence:
     challenger_sha256: str
     champion_sha256: str
     logit_difference: float | None
-    pairs: tuple[Pair, ...]
+    pairs: Pairs
     canary_prompts: tuple[tuple[str, bool], ...] = ()
     kl: float | None = None
 
@@ -44,7 +45,7 @@ def screen(evidence: ScreenEvidence, policy: Policy) -> ScreenResult:
     faults = _rate_faults(evidence.pairs, policy)
     if faults:
         return ScreenFailed(reasons=faults)
-    passed, opponent = _successes(evidence.pairs)
+    passed, opponent = dev_successes(evidence.pairs)
     kl = "KL not measured" if evidence.kl is None else f"KL {evidence.kl:.3g} nats per token"
     prompts = f"{len(evidence.canary_prompts)} canary prompts right" if evidence.canary_prompts else "no canary prompts"
     dev = f"dev success {passed} against the champion's {opponent} of {len(evidence.pairs)}"
@@ -81,34 +82,23 @@ def _missing(evidence: ScreenEvidence, policy: Policy) -> tuple[str, ...]:
     return missing
 
 
-def _rate_faults(pairs: Sequence[Pair], policy: Policy) -> tuple[str, ...]:
+def _rate_faults(pairs: Pairs, policy: Policy) -> tuple[str, ...]:
     rules = policy.screen
     faults: list[str] = []
-    passed, opponent = _successes(pairs)
+    passed, opponent = dev_successes(pairs)
     if passed < opponent or (passed == opponent and rules.dev_rule == "above"):
         wanted = "more than" if rules.dev_rule == "above" else "at least"
         faults.append(f"dev success {passed} of {len(pairs)}; {wanted} the champion's {opponent} is needed")
-    for words, limit, ours, theirs in (
-        (
-            "answers without a reply",
-            rules.max_no_reply_increase,
-            sum(pair.challenger.no_reply for pair in pairs),
-            sum(pair.champion.no_reply for pair in pairs),
-        ),
-        (
-            "answers with an invalid tool call",
-            rules.max_invalid_tool_call_increase,
-            sum(pair.challenger.invalid_tool_call for pair in pairs),
-            sum(pair.champion.invalid_tool_call for pair in pairs),
-        ),
+    for words, limit, fault in (
+        ("answers without a reply", rules.max_no_reply_increase, "no_reply"),
+        ("answers with an invalid tool call", rules.max_invalid_tool_call_increase, "invalid_tool_call"),
     ):
+        ours, theirs = (int(np.count_nonzero(getattr(arm, fault))) for arm in (pairs.challenger, pairs.champion))
         if ours - theirs > limit * len(pairs):
             faults.append(f"{ours} {words} of {len(pairs)}, the champion {theirs}: up by more than {limit:.0%}")
     return tuple(faults)
 
 
-def _successes(pairs: Sequence[Pair]) -> tuple[int, int]:
-    return (
-        sum(challenger_reading(pair.challenger) for pair in pairs),
-        sum(opponent_reading(pair.champion) for pair in pairs),
-    )
+def dev_successes(pairs: Pairs) -> tuple[int, int]:
+    """Dev tasks that challenger and champion are taken to have passed."""
+    return int(np.count_nonzero(pairs.challenger.won)), int(np.count_nonzero(pairs.champion.held))

@@ -15,7 +15,7 @@ from scipy import optimize, stats
 _TOLERANCE = 1e-12  # far below any margin that a policy can mean
 
 
-def tango_interval(b: int, c: int, n: int, level: float = 0.95) -> tuple[float, float]:
+def tango_interval(b: float, c: float, n: int, level: float = 0.95) -> tuple[float, float]:
     """Two-sided confidence interval for (b - c) / n.
 
     The interval holds every difference that the score test with the constrained maximum-likelihood estimate
@@ -23,8 +23,9 @@ def tango_interval(b: int, c: int, n: int, level: float = 0.95) -> tuple[float, 
     pairs, or none.
 
     Args:
-        b: pairs that only the first arm passes, >= 0.
-        c: pairs that only the second arm passes, >= 0.
+        b: pairs that only the first arm passes, >= 0. Of graded differences in [-1, 1] the sum of the positive ones:
+            they vary no more than whole ones with the same sums, so that the interval is not too short.
+        c: pairs that only the second arm passes, >= 0, or the sum of what the negative differences lose.
         n: all pairs, >= b + c.
         level: confidence in (0, 1); a one-sided test at a needs ``level = 1 - 2a``.
 
@@ -46,14 +47,14 @@ def tango_interval(b: int, c: int, n: int, level: float = 0.95) -> tuple[float, 
     return lower, upper
 
 
-def tango_lower_bound(b: int, c: int, n: int, alpha: float = 0.05) -> float:
+def tango_lower_bound(b: float, c: float, n: int, alpha: float = 0.05) -> float:
     """One-sided lower confidence bound of (b - c) / n.
 
     Non-inferiority with margin m holds at level ``alpha`` when this exceeds -m.
 
     Args:
-        b: pairs that only the first arm passes.
-        c: pairs that only the second arm passes.
+        b: pairs that only the first arm passes, or the sum of graded gains.
+        c: pairs that only the second arm passes, or the sum of graded losses.
         n: all pairs.
         alpha: one-sided error in (0, 0.5).
 
@@ -88,7 +89,7 @@ def tango_excludes_loss(
     return np.asarray(_score(first, second, pairs, -margin) > stats.norm.isf(alpha))
 
 
-def _crossing(b: int, c: int, n: int, z: float) -> float:
+def _crossing(b: float, c: float, n: int, z: float) -> float:
     """The difference below the estimate at which the score statistic, which falls with it, is ``z``."""
 
     def excess(difference: float) -> float:

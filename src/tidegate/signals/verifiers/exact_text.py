@@ -14,6 +14,7 @@ class ExactText:
 
     name: str = "exact_text"
     version: str = "1"
+    graded: bool = False
 
     def check_reference(self, reference: Json) -> None:
         """Accept a text that is not blank.

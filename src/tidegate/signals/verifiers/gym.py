@@ -42,6 +42,7 @@ class ReasoningGym:
 
     name: str = "reasoning_gym"
     version: str = "1"
+    graded: bool = False
 
     def check_reference(self, reference: Json) -> None:
         """Accept a known dataset with an entry that holds an answer.

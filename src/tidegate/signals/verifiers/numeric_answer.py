@@ -39,6 +39,7 @@ class NumericAnswer:
 
     name: str = "numeric_answer"
     version: str = "1"
+    graded: bool = False
 
     def check_reference(self, reference: Json) -> None:
         """Accept what the module describes.

@@ -39,6 +39,7 @@ class ToolCall:
 
     name: str = "tool_call"
     version: str = "1"
+    graded: bool = False
 
     def check_reference(self, reference: Json) -> None:
         """Accept a list of ``{function: {argument: [accepted values]}}``.
