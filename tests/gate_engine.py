@@ -70,6 +70,7 @@ class ScriptedEngine:
     skill: dict[str | None, float] = field(default_factory=dict)
     faults: dict[tuple[str | None, str], str] = field(default_factory=dict)
     differences: dict[str, float] = field(default_factory=dict)
+    entropy: dict[str | None, float] = field(default_factory=dict)  # factor on the log-probabilities
     replica: str = "scripted-0"
     base_sha256: str = BASE
     loaded: dict[str, AdapterRef] = field(default_factory=dict)
@@ -134,7 +135,8 @@ class ScriptedEngine:
         text = {"silence": "", "refusal": "I'm sorry, but I can't help with that."}.get(
             fault or "", "right" if right else "wrong"
         )
-        yield TokenDelta(choice=0, token_ids=(5, 6), logprobs=(-0.1, -0.2), text=text)
+        factor = self.entropy.get(request.adapter, 1.0)
+        yield TokenDelta(choice=0, token_ids=(5, 6), logprobs=(-0.1 * factor, -0.2 * factor), text=text)
         yield ChoiceEnd(choice=0, finish_reason=FinishReason.STOP, invalid_tool_call=fault == "bad_call")
 
 

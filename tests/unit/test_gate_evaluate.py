@@ -27,7 +27,6 @@ from tidegate.core.types import Answer, GenerationRequest, Sampling, Task
 from tidegate.gate.arms import Arm
 from tidegate.gate.asking import (
     ask,
-    cut_short,
     decoding_from_json,
     decoding_to_json,
     sealed_sample,
@@ -118,7 +117,7 @@ async def test_engine_errors_timeouts_and_cut_streams_are_failed_answers(engine:
         None,
     ]
     assert [answer.passed for answer in answers] == [False, False, False, True]
-    assert [cut_short(answer) for answer in answers] == [True, True, True, False]
+    assert [answer.cut_short for answer in answers] == [True, True, True, False]
     assert not any(answer.no_reply for answer in answers)
     assert engine.cancelled == 1
 
@@ -129,7 +128,7 @@ async def test_an_environment_that_raises_is_no_fault_of_the_model(engine: Scrip
     (answer,) = await run(engine, [make_task("one", with_tools=True)], make_grading(environments={"looker": looker}))
     assert answer.error is not None
     assert answer.error.startswith("environment: looker raised OSError")
-    assert cut_short(answer)
+    assert answer.cut_short
 
 
 async def test_a_verifier_that_raises_fails_the_answer_and_one_without_a_verdict_cuts_it_short(
@@ -152,7 +151,7 @@ async def test_a_verifier_that_raises_fails_the_answer_and_one_without_a_verdict
     ]
     assert [answer.tokens for answer in answers] == [2] * 5
     assert not any(answer.passed for answer in answers[:4])
-    assert [cut_short(answer) for answer in answers] == [False, False, True, True, False]
+    assert [answer.cut_short for answer in answers] == [False, False, True, True, False]
     outcomes = outcomes_of(answers, graded=[False] * 5)
     assert outcomes.engine_error.tolist() == [False, False, True, True, False]
     assert outcomes.verifier_error.tolist() == [True, True, False, False, False]
@@ -166,7 +165,7 @@ async def test_a_verifiers_own_timeout_is_no_verdict(engine: ScriptedEngine) -> 
 
     (answer,) = await run(engine, [make_task("one")], make_grading(verifiers={"exact": Slow()}))
     assert answer.error == "no verdict: exact raised TimeoutError('the sandbox did not start')"
-    assert cut_short(answer)
+    assert answer.cut_short
 
 
 async def test_a_scorer_that_raises_within_reasoning_gym_is_counted(
@@ -179,7 +178,7 @@ async def test_a_scorer_that_raises_within_reasoning_gym_is_counted(
     task = replace(make_task("one"), verifier="reasoning_gym", reference={"dataset": "d", "entry": {"answer": "1"}})
     (answer,) = await run(engine, [task], make_grading(verifiers={"reasoning_gym": gym.ReasoningGym()}))
     assert outcomes_of([answer], graded=[False]).verifier_error.tolist() == [True]
-    assert not cut_short(answer)
+    assert not answer.cut_short
 
 
 async def test_verifiers_that_hang_hold_up_nobody_else(engine: ScriptedEngine) -> None:

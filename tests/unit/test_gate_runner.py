@@ -26,6 +26,7 @@ from gate_engine import (
     sealed_traffic,
     share,
 )
+from tidegate.core.audit import next_record
 from tidegate.core.errors import AdapterError, AuditError, GateError
 from tidegate.core.gate import (
     Abstain,
@@ -39,8 +40,9 @@ from tidegate.core.gate import (
     gate_state,
     verify_audit,
 )
+from tidegate.core.gate.policy import CollapseRules
 from tidegate.core.statistics import sign_flip_test
-from tidegate.core.types import AdapterRef, Answer, AuditRecord, JsonObject, Outcome, Sampling, Task
+from tidegate.core.types import AdapterRef, Answer, AuditRecord, GenerationRequest, JsonObject, Outcome, Sampling, Task
 from tidegate.gate import Arm, KeyPair, verify_certificate
 from tidegate.ports.signals import Judgement
 
@@ -247,6 +249,128 @@ async def test_refusals_length_and_pace_of_the_answers_reach_the_record(world: G
     kept = world.sealed.answers("epoch-1", adapter("good").sha256)["s0000"]
     assert (kept.text, kept.tools) == ("I'm sorry, but I can't help with that.", ())
     assert kept.surprisal == pytest.approx(0.3)
+
+
+COLLAPSE = CollapseRules(
+    tasks=20,
+    samples=4,
+    max_pass_at_k_drop=0.02,
+    min_strategies=0.8,
+    max_slices_lost=0.05,
+    min_entropy=0.5,
+    min_distinct=0.9,
+)
+
+
+async def test_further_answers_are_asked_of_a_challenger_that_would_be_promoted(world: GateWorld) -> None:
+    world.policy = make_policy(collapse=COLLAPSE)
+    result = await world.certify("good", 0.8, sealed_traffic(60))
+    assert result.reply is Reply.PROMOTE
+    assert describe(result.decision).endswith("no alarm of 6 against collapse")
+    body = result.record.body
+    assert body["not_measured"] == ["canary"]
+    alarms = {alarm["name"]: alarm for alarm in body["measured"]["alarms"]}
+    assert alarms["pass@4"]["tasks"] == 20 == len(body["samples"]["tasks"])
+    assert set(body["samples"]["tasks"]) <= set(body["outcomes"]["tasks"])
+    assert not any(alarm["fires"] for alarm in alarms.values())
+    assert len(world.engine.requests) == 180 + 2 * 3 * 20  # the first sample is the answer that was asked for anyway
+    assert verify_audit(world.audit.read()).promotions == 1
+
+
+async def test_samples_have_the_same_seeds_in_both_arms_and_different_ones_among_them(world: GateWorld) -> None:
+    world.policy = make_policy(collapse=COLLAPSE)
+    result = await world.certify("good", 0.8, sealed_traffic(60))
+    task = result.record.body["samples"]["tasks"][0]
+    seeds = {
+        arm: [r.sampling.seed for r in world.engine.requests if r.adapter == arm and f"-{task}-" in r.request_id]
+        for arm in ("good", None)
+    }
+    assert sorted(seeds["good"]) == sorted(seeds[None])
+    assert len(set(seeds["good"])) == 4
+    kept = [world.sealed.answers("epoch-1", BASE, sample=number)[task] for number in range(4)]
+    assert sorted(answer.seed for answer in kept) == sorted(seeds[None])
+
+
+async def test_a_challenger_that_is_refused_anyway_is_asked_nothing_more(world: GateWorld) -> None:
+    world.policy = make_policy(collapse=COLLAPSE)
+    result = await world.certify("bad", 0.1, sealed_traffic(60))
+    assert result.reply is Reply.REJECT
+    assert len(world.engine.requests) == 180
+    assert (result.record.body["samples"], result.record.body["not_measured"]) == (None, ["canary", "collapse"])
+    assert verify_audit(world.audit.read()).decisions == 1
+
+
+async def test_the_anchor_is_sampled_once_an_epoch(world: GateWorld) -> None:
+    world.policy = make_policy(collapse=COLLAPSE)
+    world.engine.entropy["narrow"] = 0.1
+    first = await world.certify("narrow", 0.8, sealed_traffic(60))
+    assert first.reply is Reply.REJECT
+    world.engine.requests.clear()
+    assert (await world.certify("good", 0.8, sealed_traffic(60))).reply is Reply.PROMOTE
+    assert {request.adapter for request in world.engine.requests} == {"good"}
+    assert len(world.engine.requests) == 60 + 3 * 20
+
+
+async def test_a_narrow_challenger_is_refused_with_its_numbers(world: GateWorld) -> None:
+    world.policy = make_policy(collapse=COLLAPSE)
+    world.engine.entropy["narrow"] = 0.1
+    result = await world.certify("narrow", 0.8, sealed_traffic(60))
+    assert isinstance(result.decision, Refuse)
+    assert describe(result.decision) == (
+        "refuse: collapse: token entropy (nats) 0.015, the anchor's 0.15 over 20 tasks; "
+        "at least 0.5 of the anchor's is accepted (p = 0.0005 <= 0.0083)"
+    )
+    assert verify_audit(world.audit.read()).decisions == 1
+
+
+async def test_samples_cut_short_abstain_and_are_asked_again(world: GateWorld) -> None:
+    world.policy = make_policy(collapse=COLLAPSE)
+
+    def break_down(request: GenerationRequest) -> None:
+        if len(world.engine.requests) > 250:
+            world.engine.faults[None, str(request.messages[0]["content"]).removeprefix("task ")] = "error"
+
+    world.engine.before = break_down
+    result = await world.certify("good", 0.8, sealed_traffic(60))
+    assert isinstance(result.decision, Abstain)
+    assert "further answers of the anchor ended in engine errors" in describe(result.decision)
+    assert gate_state(world.audit.read()).window is None
+    world.engine.before = lambda request: None
+    world.engine.faults.clear()
+    assert (await world.certify("good", 0.8, sealed_traffic(60))).reply is Reply.PROMOTE
+    assert verify_audit(world.audit.read()).decisions == 2
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        (
+            lambda samples: samples | {"tasks": samples["tasks"][::-1]},
+            "samples are not 4 answers to each of the 20 tasks",
+        ),
+        (lambda samples: samples | {"per_task": 5}, "samples are not 4 answers"),
+        (lambda samples: samples | {"challenger": samples["anchor"]}, "field 'measured' holds"),
+        (lambda samples: None, "field 'decision' holds 'promote'; recomputing gives 'abstain'"),
+    ],
+)
+async def test_forged_samples_are_found(world: GateWorld, change: Callable[[Any], Any], words: str) -> None:
+    world.policy = make_policy(collapse=COLLAPSE)
+    await world.certify("good", 0.8, sealed_traffic(60))
+    *before, last = list(world.audit.read())
+    body = dict(last.body) | {"samples": change(last.body["samples"])}
+    forged = next_record(before[-1], kind=last.kind, body=body, time=last.time)
+    with pytest.raises(AuditError, match=words):
+        verify_audit([*before, forged])
+
+
+async def test_samples_where_the_policy_asks_for_none_are_found(world: GateWorld) -> None:
+    await world.certify("good", 0.8, sealed_traffic(60))
+    *before, last = list(world.audit.read())
+    columns = {name: [] for name in ("passed", "cut_short", "tokens", "surprisal", "strategies", "distinct", "vendi")}
+    nothing = {"tasks": [], "per_task": 4, "challenger": columns, "anchor": columns}
+    forged = next_record(before[-1], kind=last.kind, body=dict(last.body) | {"samples": nothing}, time=last.time)
+    with pytest.raises(AuditError, match="samples were recorded where the policy or the epoch asks for none"):
+        verify_audit([*before, forged])
 
 
 async def test_what_no_task_uses_may_change_within_an_epoch(world: GateWorld) -> None:

@@ -11,6 +11,7 @@ import pytest
 from gate_engine import make_policy
 from tidegate.core.errors import GateError
 from tidegate.core.gate import Abstain, Decision, Evidence, Policy, Promote, certify
+from tidegate.core.gate.policy import CollapseRules
 from tidegate.core.statistics import Ledger
 from tidegate.gate import load_policy, self_test
 from tidegate.gate.self_test import _LEVELS, _P_VALUES, _check_decisions, _check_values, _golden_values
@@ -51,6 +52,14 @@ def test_a_gate_that_lets_everything_through_is_noticed() -> None:
 
     with pytest.raises(GateError, match="an A/A pair over 40 pairs ends in 'promote: '; Refuse is right"):
         _check_decisions(make_policy(), generous)
+
+
+def test_a_policy_whose_collapse_tests_can_find_nothing_is_noticed() -> None:
+    rules = load_policy().collapse
+    assert isinstance(rules, CollapseRules)
+    self_test(make_policy(collapse=rules))
+    with pytest.raises(GateError, match=r"in one way over 40 pairs ends in 'promote.*Refuse is right"):
+        self_test(make_policy(collapse=replace(rules, tasks=6)))
 
 
 def test_a_gate_that_mixes_up_its_arms_is_noticed() -> None:

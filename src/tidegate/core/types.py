@@ -301,6 +301,10 @@ class AuditRecord:
     hash: str
 
 
+VERIFIER_ERROR = "verifier:"
+"""How ``Answer.error`` begins when a verifier raised on the answer; every other error is the infrastructure's."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Answer:
     """How one adapter did on one task of the gate. ``score`` in [0, 1]; a failure to answer scores 0.
@@ -327,3 +331,8 @@ class Answer:
     tools: tuple[str, ...]
     surprisal: float | None
     error: str | None = None
+
+    @property
+    def cut_short(self) -> bool:
+        """Whether something other than the model ended the answer, so that it says nothing of the model."""
+        return self.error is not None and not self.error.startswith(VERIFIER_ERROR)

@@ -8,7 +8,6 @@ from dataclasses import asdict, replace
 from typing import Any, TypeAlias
 
 from tidegate.core.errors import GateError
-from tidegate.core.gate.evidence import VERIFIER_ERROR
 from tidegate.core.gate.state import Epoch
 from tidegate.core.types import Answer, JsonObject, Sampling, Task
 from tidegate.gate.arms import Arm
@@ -31,6 +30,7 @@ async def ask(
     sampling: SamplingOf,
     grading: Grading,
     keep: Keep,
+    sample: int = 0,
 ) -> dict[str, Answer]:
     """An arm's answers by task id; those that an engine error cut short were asked twice.
 
@@ -41,23 +41,19 @@ async def ask(
         sampling: decoding settings of each call.
         grading: limits, verifiers and environments.
         keep: awaited with each answer that stands.
+        sample: number that the answers get.
     """
     answers: dict[str, Answer] = {}
 
     async def on_answer(answer: Answer) -> None:
-        answers[answer.task_id] = answer
-        if not cut_short(answer):
-            await keep(answer)
+        answers[answer.task_id] = replace(answer, sample=sample)
+        if not answer.cut_short:
+            await keep(answers[answer.task_id])
 
     for _ in range(_ATTEMPTS):
-        wanted = [task for task in tasks if task.id not in answers or cut_short(answers[task.id])]
+        wanted = [task for task in tasks if task.id not in answers or answers[task.id].cut_short]
         await evaluate(engine, arm.name, arm.sha256, wanted, sampling=sampling, grading=grading, on_answer=on_answer)
     return answers
-
-
-def cut_short(answer: Answer) -> bool:
-    """Whether something other than the model ended the answer, so that it says nothing of the model."""
-    return answer.error is not None and not answer.error.startswith(VERIFIER_ERROR)
 
 
 def sealed_sample(

@@ -16,12 +16,21 @@ from dataclasses import dataclass
 from typing import Any, TypeAlias
 
 from tidegate.core.errors import EngineError, GateError, TidegateError
-from tidegate.core.gate.evidence import VERIFIER_ERROR
 from tidegate.core.generation import collect
 from tidegate.core.hashing import content_hash
 from tidegate.core.refusals import is_refusal
 from tidegate.core.rollout import Transcript, run_episode
-from tidegate.core.types import Answer, Choice, FinishReason, GenerationRequest, Messages, Outcome, Sampling, Task
+from tidegate.core.types import (
+    VERIFIER_ERROR,
+    Answer,
+    Choice,
+    FinishReason,
+    GenerationRequest,
+    Messages,
+    Outcome,
+    Sampling,
+    Task,
+)
 from tidegate.ports import Engine, Environment, Verifier
 from tidegate.ports.signals import VERIFIER_ERROR as JUDGED_ERROR
 from tidegate.ports.signals import Judgement

@@ -8,15 +8,23 @@ call finds and goes on from; a decision that was recorded is returned, never tak
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, TypeAlias
+from typing import Any
 
-from tidegate.core.errors import ConflictError, FrozenError, GateError
+from tidegate.core.errors import FrozenError
 from tidegate.core.gate.decisions import Decision, Promote, Reply, ScreenResult, reply_of
 from tidegate.core.gate.evidence import encode_pairs, paired
 from tidegate.core.gate.policy import Policy
-from tidegate.core.gate.records import DECISION_GIVEN, RECORD_FORMAT, SCREEN_GIVEN, decide, decide_screen
+from tidegate.core.gate.records import (
+    DECISION_GIVEN,
+    RECORD_FORMAT,
+    SCREEN_GIVEN,
+    decide,
+    decide_screen,
+    wants_samples,
+)
+from tidegate.core.gate.samples import encode_samples
 from tidegate.core.gate.state import (
     DECISION,
     EPOCH_OPENED,
@@ -35,7 +43,6 @@ from tidegate.core.types import Answer, AuditRecord, Candidate, Sampling, Task
 from tidegate.gate.arms import Arm, check_challenger, loaded, logit_difference
 from tidegate.gate.asking import (
     SEED_RULE,
-    ask,
     check_same_grading,
     decoding_from_json,
     decoding_to_json,
@@ -44,14 +51,11 @@ from tidegate.gate.asking import (
     unique,
 )
 from tidegate.gate.certificates import sign_certificate
-from tidegate.gate.evaluate import Clock, Grading, SamplingOf
+from tidegate.gate.collecting import Collector, OnProgress
+from tidegate.gate.evaluate import Clock, Grading
+from tidegate.gate.journal import Journal
 from tidegate.gate.keys import KeyPair
 from tidegate.ports import AuditLog, Engine, SealedStore
-
-OnProgress: TypeAlias = Callable[[str, int, int], None]
-"""Told the arm's name, its answers so far, and how many are wanted."""
-
-_APPEND_ATTEMPTS = 3
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -100,13 +104,13 @@ class Gate:
             on_progress: told about answers as they come.
         """
         self._policy = policy
-        self._audit = audit
+        self._journal = Journal(audit, clock)
         self._sealed = sealed
         self._engine = engine
         self._key = key
         self._grading = grading
         self._clock = clock
-        self._on_progress = on_progress
+        self._collector = Collector(engine, sealed, grading, on_progress)
         self._turn = asyncio.Lock()  # two looks at once could take the same number
 
     async def screen_candidate(
@@ -146,13 +150,13 @@ class Gate:
                 "seeds": {"seed": content_hash([task.id for task in tasks]), "rule": SEED_RULE},
                 "kl": kl,
             }
-            earlier = find_screen(await self._records(), given)
+            earlier = find_screen(await self._journal.records(), given)
             if earlier is not None:
                 result, _ = decide_screen({name: earlier.body[name] for name in SCREEN_GIVEN})
                 return Screened(result=result, record=earlier)
             given |= await self._screen_evidence(challenger, champion, dev, canary_prompts, given)
             result, body = decide_screen(given)
-            return Screened(result=result, record=await self._append(SCREEN, body))
+            return Screened(result=result, record=await self._journal.append(SCREEN, body))
 
     async def _screen_evidence(
         self,
@@ -170,9 +174,9 @@ class Gate:
         sampling, greedy = seeded(decoding, seed), seeded(replace(decoding, temperature=0.0), seed)
         async with loaded(self._engine, challenger, champion):
             difference = await logit_difference(self._engine, challenger, champion, [*dev, *canary_prompts])
-            prompts = await self._ask("canary prompts", challenger, canary_prompts, greedy)
-            ours = await self._ask("challenger", challenger, dev, sampling)
-            theirs = await self._ask("champion", champion, dev, sampling)
+            prompts = await self._collector.answers("canary prompts", challenger, canary_prompts, greedy)
+            ours = await self._collector.answers("challenger", challenger, dev, sampling)
+            theirs = await self._collector.answers("champion", champion, dev, sampling)
         return {
             "logit_difference": difference,
             "canary_prompts": [[task_id, answer.passed] for task_id, answer in sorted(prompts.items())],
@@ -211,7 +215,7 @@ class Gate:
         """
         async with self._turn:
             check_challenger(candidate, challenger, self._engine)
-            records = await self._records()
+            records = await self._journal.records()
             earlier = find_decision(
                 records,
                 candidate_sha256=challenger.sha256,
@@ -230,8 +234,9 @@ class Gate:
             state, epoch, available = await self._epoch(state, tasks, decoding)
             arms = {"challenger": challenger, "champion": champion, "anchor": anchor}
             given = await self._sealed_evidence(candidate, arms, epoch, available)
+            given["samples"] = await self._samples(given, state, arms)
             decision, body = decide(given, state)
-            record = find_repeated(records, body) or await self._append_after(state, DECISION, body)
+            record = find_repeated(records, body) or await self._journal.append_after(state, DECISION, body)
             return self._certified(candidate, decision, record)
 
     async def _sealed_evidence(
@@ -247,7 +252,7 @@ class Gate:
             sampling = seeded(decoding_from_json(epoch.decoding), epoch.commitment)
             async with loaded(self._engine, *arms.values()):
                 for name, arm in arms.items():
-                    answers[name] = await self._ask(name, arm, tasks, sampling, epoch_id=epoch.id)
+                    answers[name] = await self._collector.answers(name, arm, tasks, sampling, epoch_id=epoch.id)
         return {
             **self._given(candidate, arms["champion"], tasks),
             "anchor_sha256": arms["anchor"].sha256,
@@ -255,7 +260,18 @@ class Gate:
             "seeds": {"seed": epoch.commitment if epoch else None, "rule": SEED_RULE},
             "available": available,
             "outcomes": encode_pairs(paired(tasks, **answers, graded=self._grading.graded(tasks))),
+            "samples": None,
         }
+
+    async def _samples(self, given: Mapping[str, Any], state: GateState, arms: Mapping[str, Arm]) -> Any:
+        """Further answers for the collapse tests; None while something else stands against the challenger anyway."""
+        epoch, rules = state.open_epoch(self._policy), self._policy.collapse
+        if epoch is None or rules == "none" or not wants_samples(given, state):
+            return None
+        tasks = await asyncio.to_thread(self._sealed.epoch_tasks, epoch.id)
+        challenger, anchor = arms["challenger"], arms["anchor"]
+        async with loaded(self._engine, challenger, anchor):
+            return encode_samples(await self._collector.samples(challenger, anchor, tasks, epoch, rules))
 
     async def _epoch(
         self, state: GateState, offered: Sequence[tuple[str, Task]], decoding: Sampling
@@ -285,28 +301,8 @@ class Gate:
             "grading": self._grading.fingerprint(tasks),
             "policy_hash": self._policy.hash,
         }
-        state = fold(state, await self._append_after(state, EPOCH_OPENED, body))
+        state = fold(state, await self._journal.append_after(state, EPOCH_OPENED, body))
         return state, state.open_epoch(self._policy), len(tasks)
-
-    async def _ask(
-        self, name: str, arm: Arm, tasks: Sequence[Task], sampling: SamplingOf, *, epoch_id: str | None = None
-    ) -> dict[str, Answer]:
-        """An arm's answers by task id; those of an epoch are kept and asked only once."""
-        kept: dict[str, Answer] = {}
-        if epoch_id is not None:
-            kept = await asyncio.to_thread(self._sealed.answers, epoch_id, arm.sha256)
-        done = len(kept)
-
-        async def keep(answer: Answer) -> None:
-            nonlocal done
-            if epoch_id is not None:
-                await asyncio.to_thread(self._sealed.save_answers, epoch_id, [answer])
-            done += 1
-            self._on_progress(name, done, len(tasks))
-
-        missing = [task for task in tasks if task.id not in kept]
-        asked = await ask(self._engine, arm, missing, sampling=sampling, grading=self._grading, keep=keep)
-        return kept | asked
 
     def _given(self, candidate: Candidate, champion: Arm, tasks: Sequence[Task]) -> dict[str, Any]:
         names = sorted({task.verifier for task in tasks})
@@ -339,33 +335,3 @@ class Gate:
 
     def _salt(self, epoch_id: str) -> str:
         return self._key.secret_for(f"salt of {epoch_id}")
-
-    async def _records(self) -> list[AuditRecord]:
-        return await asyncio.to_thread(lambda: list(self._audit.read()))
-
-    async def _append(self, kind: str, body: Mapping[str, Any], head: int | None = None) -> AuditRecord:
-        return await asyncio.to_thread(
-            lambda: self._audit.append(kind, body, time=self._clock(), expected_head_seq=head)
-        )
-
-    async def _append_after(self, state: GateState, kind: str, body: Mapping[str, Any]) -> AuditRecord:
-        """Append what follows from ``state``, unless another process moved it; records of other kinds do not.
-
-        Raises:
-            GateError: nothing was appended.
-        """
-        for _ in range(_APPEND_ATTEMPTS):
-            records = await self._records()
-            if gate_state(records) != state:
-                raise GateError(
-                    f"the {kind} record of this look was not written: another process decided meanwhile, or opened an "
-                    "epoch; nothing is promoted and no look is spent: run again"
-                )
-            try:
-                return await self._append(kind, body, records[-1].seq if records else 0)
-            except ConflictError:
-                continue  # somebody wrote in between; whether it matters is seen above
-        raise GateError(
-            f"the {kind} record of this look was not written: the audit log moved on in each of {_APPEND_ATTEMPTS} "
-            "attempts; nothing is promoted and no look is spent: run again"
-        )

@@ -16,6 +16,7 @@ from tidegate.core.gate.certify import certify
 from tidegate.core.gate.decisions import Decision, Promote, Refuse, describe
 from tidegate.core.gate.evidence import Evidence, Flags, Outcomes, Pairs
 from tidegate.core.gate.policy import Policy
+from tidegate.core.gate.samples import SampleEvidence, Samples
 from tidegate.core.gate.state import ledger_from
 from tidegate.core.statistics import (
     Ledger,
@@ -32,7 +33,7 @@ _RELATIVE_TOLERANCE = 1e-4
 
 
 def self_test(policy: Policy) -> None:
-    """Check the arithmetic against known values and the policy against three staged challengers.
+    """Check the arithmetic against known values and the policy against staged challengers.
 
     Raises:
         GateError: names what came out and what is right.
@@ -50,12 +51,15 @@ def _check_values(golden: Sequence[tuple[str, float, float]]) -> None:
 def _check_decisions(policy: Policy, decide: Callable[[Evidence, Policy, Ledger], Decision]) -> None:
     pairs = max(policy.sealed.min_pairs, 2 * policy.non_inferiority.min_pairs_per_slice)
     ledger = ledger_from([], policy)
-    for name, challenger, champion, wanted in (
-        ("an A/A pair", 0.5, 0.5, Refuse),
-        ("a degraded challenger", 0.3, 0.6, Refuse),
-        ("a challenger that solves everything", 1.0, 0.2, Promote),
-    ):
-        decision = decide(_staged(pairs, challenger, champion), policy, ledger)
+    stages = [
+        ("an A/A pair", 0.5, 0.5, 1.0, Refuse),
+        ("a degraded challenger", 0.3, 0.6, 1.0, Refuse),
+        ("a challenger that solves everything", 1.0, 0.2, 1.0, Promote),
+    ]
+    if policy.collapse != "none":
+        stages.append(("a challenger that solves everything in one way", 1.0, 0.2, 0.1, Refuse))
+    for name, challenger, champion, breadth, wanted in stages:
+        decision = decide(_staged(policy, pairs, challenger, champion, breadth), policy, ledger)
         if not isinstance(decision, wanted):
             raise GateError(
                 f"gate self-test: {name} over {pairs} pairs ends in {describe(decision)!r}; {wanted.__name__} is "
@@ -83,8 +87,11 @@ def _golden_values() -> Sequence[tuple[str, float, float]]:
     )
 
 
-def _staged(pairs: int, challenger: float, champion: float) -> Evidence:
-    """Pairs in which the two arms pass the given shares of tasks; the better one passes all that the other does."""
+def _staged(policy: Policy, pairs: int, challenger: float, champion: float, breadth: float) -> Evidence:
+    """Pairs in which the two arms pass the given shares of tasks; the better one passes all that the other does.
+
+    ``breadth``: how varied the challenger is in further answers, as a share of the anchor.
+    """
     numbers = np.arange(pairs)
     members = Pairs(
         task_ids=tuple(f"task-{number:06}" for number in numbers),
@@ -94,7 +101,27 @@ def _staged(pairs: int, challenger: float, champion: float) -> Evidence:
         champion=_outcomes(numbers < champion * pairs),
         anchor=_outcomes(numbers < champion * pairs),
     )
-    return Evidence(pairs=members, available=pairs)
+    samples = None if policy.collapse == "none" else _samples(members.task_ids[: policy.collapse.tasks], breadth)
+    return Evidence(pairs=members, available=pairs, samples=samples)
+
+
+def _samples(task_ids: tuple[str, ...], breadth: float) -> SampleEvidence:
+    """Further answers that all pass."""
+    two = np.full(len(task_ids), 2, dtype=np.int64)
+
+    def arm(share: float) -> Samples:
+        varied = share * two
+        return Samples(
+            passed=two,
+            cut_short=two - two,
+            tokens=two,
+            surprisal=varied,
+            strategies=varied,
+            distinct=varied,
+            vendi=varied,
+        )
+
+    return SampleEvidence(task_ids=task_ids, per_task=2, challenger=arm(breadth), anchor=arm(1.0))
 
 
 def _outcomes(passed: Flags) -> Outcomes:

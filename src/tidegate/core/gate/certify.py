@@ -9,18 +9,23 @@ the bound can only be wider than need be. Which of the two applies was written d
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
 
-from tidegate.core.gate.decisions import Abstain, Bound, Decision, Measurements, Promote, Refuse
+from tidegate.core.gate.collapse import collapse_alarms, collapse_missing
+from tidegate.core.gate.decisions import Abstain, Alarm, Bound, Decision, Measurements, Promote, Refuse
 from tidegate.core.gate.evidence import Evidence, Flags, Outcomes, Pairs
-from tidegate.core.gate.policy import GuardrailRules, Policy
+from tidegate.core.gate.policy import CollapseRules, GuardrailRules, Policy
 from tidegate.core.statistics import Ledger, sign_flip_test, sign_test, tango_lower_bound
 
 Differences: TypeAlias = NDArray[np.int8] | NDArray[np.float64]
 """(N,) a task each, the challenger less another arm: in {-1, 0, 1}, of graded rewards in [-1, 1]."""
+
+UNSAMPLED = "further answers to some tasks, for the collapse tests"
+"""What is missing when everything else speaks for the challenger."""
 
 POOLED = "(pooled)"
 """Slice that holds the kinds with too few pairs for a test of their own."""
@@ -31,7 +36,7 @@ def certify(evidence: Evidence, policy: Policy, ledger: Ledger) -> Decision:
 
     Promote only if all hold: the one-sided test against the champion is at or below the ledger's level; the lower
     bound of the paired difference excludes a loss of the margin overall, on every slice, on every guardrail, and
-    against the anchor. Too few pairs or too many engine errors abstain.
+    against the anchor; and no collapse test sounds an alarm. Too few pairs or too many engine errors abstain.
 
     Args:
         evidence: outcomes of challenger, champion and anchor on the same tasks.
@@ -52,10 +57,35 @@ def certify(evidence: Evidence, policy: Policy, ledger: Ledger) -> Decision:
         f"p = {measured.p:.2g} {'<=' if superior else '>'} level {measured.level:.2g}"
     )
     broken = tuple(_broken(bound) for bound in measured.bounds if not bound.holds)
-    if superior and not broken:
-        kept = f"all {len(measured.bounds)} non-inferiority bounds hold"
-        return Promote(reasons=(test, kept), measured=measured)
-    return Refuse(reasons=((() if superior else (test,)) + broken), measured=measured)
+    if not superior or broken:
+        return Refuse(reasons=((() if superior else (test,)) + broken), measured=measured)
+    kept = (test, f"all {len(measured.bounds)} non-inferiority bounds hold")
+    if policy.collapse == "none":
+        return Promote(reasons=kept, measured=measured)
+    return _unless_narrow(evidence, policy, policy.collapse, Promote(reasons=kept, measured=measured))
+
+
+def _unless_narrow(evidence: Evidence, policy: Policy, rules: CollapseRules, promotion: Promote) -> Decision:
+    """The promotion, unless further answers show that the challenger became narrow or are missing."""
+    if evidence.samples is None:
+        return Abstain(missing=(UNSAMPLED,))
+    missing = collapse_missing(evidence.samples, rules, policy.sealed.max_error_share)
+    if missing:
+        return Abstain(missing=missing)
+    pairs = evidence.pairs
+    kinds = dict(zip(pairs.task_ids, pairs.kind.tolist(), strict=True))
+    alarms = collapse_alarms(
+        evidence.samples,
+        [pairs.kinds[kinds[task_id]] for task_id in evidence.samples.task_ids],
+        rules,
+        level=policy.non_inferiority.level,
+        seed=evidence.seed,
+    )
+    measured = replace(promotion.measured, alarms=alarms)
+    fired = tuple(_fired(alarm) for alarm in alarms if alarm.fires)
+    if fired:
+        return Refuse(reasons=fired, measured=measured)
+    return Promote(reasons=(*promotion.reasons, f"no alarm of {len(alarms)} against collapse"), measured=measured)
 
 
 def engine_error_excess(pairs: Pairs, max_share: float) -> tuple[str, ...]:
@@ -184,6 +214,13 @@ def _broken(bound: Bound) -> str:
     return (
         f"{bound.name}: {_amount(bound.better)} better, {_amount(bound.worse)} worse over {bound.pairs} pairs: "
         f"the difference may be as low as {bound.lower:+.1%}, below the margin -{bound.margin:.1%}"
+    )
+
+
+def _fired(alarm: Alarm) -> str:
+    return (
+        f"collapse: {alarm.name} {alarm.challenger:.3g}, the anchor's {alarm.anchor:.3g} over {alarm.tasks} tasks; "
+        f"{alarm.limit} is accepted (p = {alarm.p:.2g} <= {alarm.level:.2g})"
     )
 
 

@@ -47,11 +47,34 @@ class Bound:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Alarm:
+    """One comparison with the anchor that shows a challenger that became narrow.
+
+    ``challenger`` and ``anchor`` are the measure's values over ``tasks``; ``beyond``: the former lies beyond ``limit``;
+    ``p`` is that of "the challenger is no narrower", and an alarm needs it at or below ``level`` too.
+    """
+
+    name: str
+    tasks: int
+    challenger: float
+    anchor: float
+    beyond: bool
+    limit: str
+    p: float
+    level: float
+
+    @property
+    def fires(self) -> bool:
+        """Whether the challenger is refused for it."""
+        return self.beyond and self.p <= self.level
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Measurements:
     """What one look at a sealed set measured, against the level that the ledger gave.
 
     ``wins`` and ``losses``: pairs on which the challenger, or the champion, has the higher reward. ``test`` is the
-    one that gives ``p``.
+    one that gives ``p``. ``alarms``: the comparisons of further answers with the anchor's, empty where none were asked.
     """
 
     pairs: int
@@ -61,6 +84,7 @@ class Measurements:
     p: float
     level: float
     bounds: tuple[Bound, ...]
+    alarms: tuple[Alarm, ...] = ()
 
     @property
     def ties(self) -> int:

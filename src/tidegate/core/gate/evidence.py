@@ -16,10 +16,8 @@ from typing import Any, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
+from tidegate.core.gate.samples import SampleEvidence
 from tidegate.core.types import Answer, JsonObject, Task
-
-VERIFIER_ERROR = "verifier:"
-"""How ``Answer.error`` begins when a verifier raised on the answer; every other error is the infrastructure's."""
 
 Flags: TypeAlias = NDArray[np.bool_]
 Counts: TypeAlias = NDArray[np.int64]
@@ -83,13 +81,15 @@ class Evidence:
 
     ``available``: sealed tasks that could have been asked. When they are too few nothing is asked, so that
     ``pairs`` is empty. ``graded``: whether some verifier of the epoch grades, so that rewards are compared instead of
-    passes. ``seed`` of the random signs that graded rewards are tested with: fixed before anything was answered.
+    passes. ``seed`` of all random signs: fixed before anything was answered. ``samples``: further answers to some of
+    the tasks, None until the rest of the evidence speaks for the challenger, or where the policy asks for none.
     """
 
     pairs: Pairs
     available: int
     graded: bool = False
     seed: int = 0
+    samples: SampleEvidence | None = None
 
 
 def outcomes_of(answers: Sequence[Answer], *, graded: Sequence[bool]) -> Outcomes:
@@ -103,8 +103,7 @@ def outcomes_of(answers: Sequence[Answer], *, graded: Sequence[bool]) -> Outcome
     def column(dtype: Any, value: Callable[[Answer], Any]) -> NDArray[Any]:
         return np.fromiter(map(value, answers), dtype=dtype, count=len(answers))
 
-    failed_verifier = column(np.bool_, lambda answer: (answer.error or "").startswith(VERIFIER_ERROR))
-    cut_short = column(np.bool_, lambda answer: answer.error is not None) & ~failed_verifier
+    cut_short = column(np.bool_, attrgetter("cut_short"))
     passed = column(np.bool_, attrgetter("passed"))
     scores = column(np.float64, attrgetter("score"))
     return Outcomes(
@@ -114,7 +113,7 @@ def outcomes_of(answers: Sequence[Answer], *, graded: Sequence[bool]) -> Outcome
         invalid_tool_call=column(np.bool_, attrgetter("invalid_tool_call")),
         refused=column(np.bool_, attrgetter("refused")),
         engine_error=cut_short,
-        verifier_error=failed_verifier,
+        verifier_error=column(np.bool_, lambda answer: answer.error is not None) & ~cut_short,
         tokens=np.where(cut_short, 0, column(np.int64, attrgetter("tokens"))),
         milliseconds=np.where(cut_short, 0, column(np.int64, lambda answer: round(1000 * answer.seconds))),
     )

@@ -7,15 +7,17 @@ on the state before the record.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import asdict
 from typing import Any
 
 import numpy as np
 
 from tidegate.core.errors import AuditError
-from tidegate.core.gate.certify import certify
+from tidegate.core.gate.certify import UNSAMPLED, certify
 from tidegate.core.gate.decisions import Abstain, Bound, Decision, ScreenResult, reasons_of, reply_of, verb
 from tidegate.core.gate.evidence import Evidence, Pairs, decode_pairs
 from tidegate.core.gate.policy import Policy, policy_from_values
+from tidegate.core.gate.samples import SampleEvidence, decode_samples, sampled_tasks
 from tidegate.core.gate.screen import ScreenEvidence, dev_successes, screen
 from tidegate.core.gate.state import GateState, commitment_of
 from tidegate.core.types import JsonObject
@@ -37,6 +39,7 @@ DECISION_GIVEN = frozenset(
         "seeds",
         "available",
         "outcomes",
+        "samples",
         "signer",
     }
 )
@@ -93,6 +96,7 @@ def decide(given: JsonObject, state: GateState) -> tuple[Decision, dict[str, Any
         available=given["available"],
         graded=epoch is not None and bool(epoch.grading["graded"]),
         seed=int(commitment or "0", 16),
+        samples=None if given["samples"] is None else _samples(given["samples"], policy, pairs, commitment),
     )
     decision = certify(evidence, policy, ledger)
     derived: dict[str, Any] = {
@@ -107,12 +111,19 @@ def decide(given: JsonObject, state: GateState) -> tuple[Decision, dict[str, Any
         "promotions": ledger.promotions,
         "level": ledger.level,
         "errors": _errors(pairs),
-        "not_measured": [name for name in ("canary", "collapse") if getattr(policy, name) == "none"],
+        "not_measured": (["canary"] if policy.canary == "none" else [])
+        + (["collapse"] if given["samples"] is None else []),
         "decision": verb(decision),
         "reasons": list(reasons_of(decision)),
         "reply": reply_of(decision).value,
     }
     return decision, {**given, **derived, **_measured(decision)}
+
+
+def wants_samples(given: JsonObject, state: GateState) -> bool:
+    """Whether only further answers are missing to a ``decision`` record's decision; raises as :func:`decide`."""
+    decision, _ = decide({**given, "samples": None}, state)
+    return isinstance(decision, Abstain) and decision.missing == (UNSAMPLED,)
 
 
 def decide_screen(given: JsonObject) -> tuple[ScreenResult, dict[str, Any]]:
@@ -146,6 +157,17 @@ def decide_screen(given: JsonObject) -> tuple[ScreenResult, dict[str, Any]]:
     return result, {**given, **derived}
 
 
+def _samples(values: JsonObject, policy: Policy, pairs: Pairs, commitment: str | None) -> SampleEvidence:
+    """The samples of a record, which must be those of the tasks that the epoch chose."""
+    samples, rules = decode_samples(values), policy.collapse
+    if rules == "none" or commitment is None:
+        raise ValueError("samples were recorded where the policy or the epoch asks for none")
+    chosen = sampled_tasks(pairs.task_ids, commitment=commitment, limit=rules.tasks)
+    if (samples.task_ids, samples.per_task) != (chosen, rules.samples):
+        raise ValueError(f"samples are not {rules.samples} answers to each of the {len(chosen)} tasks that were chosen")
+    return samples
+
+
 def _measured(decision: Decision) -> dict[str, Any]:
     if isinstance(decision, Abstain):
         return {"measured": None}
@@ -159,6 +181,7 @@ def _measured(decision: Decision) -> dict[str, Any]:
             "test": measured.test,
             "p": measured.p,
             "bounds": [_bound(bound) for bound in measured.bounds],
+            "alarms": [asdict(alarm) | {"fires": alarm.fires} for alarm in measured.alarms],
         }
     }
 
