@@ -5,13 +5,15 @@ from __future__ import annotations
 import asyncio
 import json
 import sqlite3
+import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from loop_world import POLICY, LoopWorld
+from loop_world import POLICY, LoopWorld, get
+from tidegate.app.stores import open_stores
 
 
 @pytest.fixture(scope="module")
@@ -123,4 +125,28 @@ def test_people_who_disagree_with_a_verifier_bring_the_anchor_back(world: LoopWo
     assert "INVALID: certificate" in shown["certificate_check"]
     assert "void" in shown["certificate_check"]
     refused(world, ["releases", "promote", served["id"]], "is void: it rests on")
+    assert world.tidegate("audit", "verify").returncode == 0
+
+
+def test_an_emergency_is_served_and_ends_with_its_day(world: LoopWorld, tmp_path: Path) -> None:
+    before = champion(world)
+    lines = tmp_path / "demonstrations.jsonl"
+    messages = [{"role": "user", "content": "help"}, {"role": "assistant", "content": "ok"}]
+    lines.write_text(json.dumps({"messages": messages}) + "\n")
+    candidate = told(world, "train", "--demonstrations", str(lines), "--epochs", "2")["candidate"]
+    refused(world, ["candidates", "sign", candidate], "only come in through the gate", code=2)
+    served = told(world, "gate", "break-glass", candidate, "--reason", "the champion insults people")
+    assert champion(world)["id"] == served["release"]
+    assert champion(world)["certificate"] == "break_glass"
+    refused(world, ["cycle", "run"], "the glass was broken")
+    assert told(world, "gate", "status")["anchor_review"] is True
+    refused(world, ["gate", "break-glass", candidate, "--reason", "again"], "only one that was not judged", code=2)
+    with open_stores(world.data) as stores:  # a day passes; the clock may then be set back, the log has seen it
+        stores.audit.append("note", {"text": "a day later"}, time=time.time() + 25 * 3600)
+    with world.serving() as url:
+        assert get(f"{url}/readyz")[0] == 200
+    assert champion(world)["adapter"] == before["adapter"]
+    assert "ended at" in told(world, "releases", "show", served["release"])["certificate_check"]
+    told(world, "releases", "anchor", champion(world)["id"])
+    assert told(world, "gate", "status")["may_decide"] == "yes"
     assert world.tidegate("audit", "verify").returncode == 0

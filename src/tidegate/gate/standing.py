@@ -21,9 +21,8 @@ from tidegate.ports import AuditLog
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Ground:
-    """What a certificate may rest on: a promotion or an emergency."""
+    """What a certificate may rest on: a promotion, or an emergency, which has no policy."""
 
-    kind: str
     adapter_sha256: str
     base_sha256: str
     policy_hash: str | None
@@ -89,8 +88,7 @@ class Standing:
 
     def _ground(self, parsed: Certificate) -> _Ground:
         ground = self._grounds.get(str(parsed.decision_hash))
-        wanted = DECISION if parsed.kind == "gate" else BREAK_GLASS
-        if ground is None or ground.kind != wanted:
+        if ground is None:
             what = "promotion" if parsed.kind == "gate" else "emergency"
             raise CertificateError(
                 f"certificate for adapter {parsed.adapter_sha256!r} rests on record {parsed.decision_hash!r}; this log "
@@ -128,7 +126,6 @@ def _ground_of(record: AuditRecord) -> _Ground | None:
     body = record.body
     if record.kind == DECISION and body["decision"] == "promote":
         return _Ground(
-            kind=DECISION,
             adapter_sha256=body["candidate_sha256"],
             base_sha256=body["base_sha256"],
             policy_hash=body["policy_hash"],
@@ -136,7 +133,6 @@ def _ground_of(record: AuditRecord) -> _Ground | None:
         )
     if record.kind == BREAK_GLASS:
         return _Ground(
-            kind=BREAK_GLASS,
             adapter_sha256=body["adapter_sha256"],
             base_sha256=body["base_sha256"],
             policy_hash=None,
