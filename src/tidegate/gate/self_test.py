@@ -110,7 +110,7 @@ def _samples(task_ids: tuple[str, ...], breadth: float) -> SampleEvidence:
     two = np.full(len(task_ids), 2, dtype=np.int64)
 
     def arm(share: float) -> Samples:
-        varied = share * two
+        varied = np.full(len(task_ids), 2.0 * share)
         return Samples(
             passed=two,
             cut_short=two - two,
