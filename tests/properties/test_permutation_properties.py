@@ -76,3 +76,12 @@ def test_it_keeps_its_level_with_few_flips_and_unequal_sizes(flips: int) -> None
 def test_what_is_no_set_of_differences_is_refused(differences: Any, flips: int, words: str) -> None:
     with pytest.raises(ValueError, match=words):
         sign_flip_test(differences, rng(), flips=flips)
+
+
+def test_skewed_differences_of_mean_zero_are_beyond_its_promise() -> None:
+    """11 % of 2,000 users gain 0.25, 3 % lose 1; of 8,000 looks those with a small sum need no test: p is large."""
+    source, values, level = rng(), np.array([0.25, -1.0, 0.0]), 0.1 / 13
+    counts = source.multinomial(2000, [0.112, 0.028, 0.86], size=8000)
+    far = counts[counts @ values > 2 * math.sqrt(2000 * 0.035)]
+    rejected = sum(sign_flip_test(np.repeat(values, row), source, flips=999) <= level for row in far)
+    assert rejected / 8000 > level + 2 * math.sqrt(level * (1 - level) / 8000)

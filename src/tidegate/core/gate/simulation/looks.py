@@ -21,6 +21,7 @@ Ints = NDArray[np.int64]
 PAIRS = 2_000
 DISCORDANCE = 0.14
 _GRADES = np.array([0.25, 0.5, 0.75, 1.0])
+_SMALL, _SMALL_SHARE = 0.25, 0.8  # size of a small win, and the share of the discordant units that are one
 _SIBLING_SHARE = 0.5  # of a challenger's answers that are those of the challengers before it on the same set
 _USERS = 200  # of unequal traffic behind the 2,000 units of a set
 _TRAFFIC_SIGMA = 1.0  # of the logarithm of a user's traffic: the busiest tenth brings two fifths of it
@@ -70,6 +71,18 @@ def graded(gains: Floats, rng: np.random.Generator) -> Looks:
     shares = np.concatenate([*sides, np.full((*gains.shape, 1), 1.0 - DISCORDANCE)], axis=-1)
     values = np.concatenate([_GRADES, -_GRADES, [0.0]])
     return Looks(gains=gains, values=values, counts=rng.multinomial(PAIRS, shares))
+
+
+def skewed(gains: Floats, rng: np.random.Generator) -> Looks:
+    """Graded rewards where four small wins pay for one whole loss: without a gain the mean is zero, but not symmetric.
+
+    A gain makes the wins more and the losses fewer, so that the share of discordant units moves with it.
+    """
+    lean = gains / (2 * _SMALL * _SMALL_SHARE * DISCORDANCE)
+    small = _SMALL_SHARE * DISCORDANCE * (1 + lean)
+    large = _SMALL * _SMALL_SHARE * DISCORDANCE * (1 - lean)
+    shares = np.stack([small, large, 1.0 - small - large], axis=-1)
+    return Looks(gains=gains, values=np.array([_SMALL, -1.0, 0.0]), counts=rng.multinomial(PAIRS, shares))
 
 
 def shared_sets(gains: Floats, rng: np.random.Generator, *, looks_per_set: int = 5) -> Looks:
