@@ -7,7 +7,18 @@ from typing import Any
 
 import pytest
 
-from tidegate.core.errors import ConflictError, CycleError, TrainingError
+from tidegate.core.errors import (
+    CertificateError,
+    CommandError,
+    ConflictError,
+    CycleError,
+    EngineBusyError,
+    EngineError,
+    GateError,
+    StoreError,
+    TidegateError,
+    TrainingError,
+)
 from tidegate.cycle.machine import CycleEvent, CycleOutcome, Outputs, Report, Step, StepResult, run_cycle
 from tidegate.stores.memory import MemoryCycleStore
 
@@ -115,6 +126,58 @@ async def test_an_error_closes_the_cycle_as_failed_and_the_next_call_starts_afre
     assert [cycle["outcome"] for cycle in store.list_cycles()] == ["failed"]
     result = await run(store, Script(), ids)
     assert (result.cycle_id, result.outcome) == ("cycle-2", CycleOutcome.DONE)
+
+
+def failing(steps: Mapping[Step, Any], failures: Mapping[Step, Exception]) -> dict[Step, Any]:
+    """``steps``, of which those in ``failures`` raise."""
+
+    def raising(error: Exception) -> Any:
+        async def fails(config: Mapping[str, Any], outputs: Outputs, report: Report) -> StepResult:
+            del config, outputs, report
+            raise error
+
+        return fails
+
+    return {**steps, **{step: raising(error) for step, error in failures.items()}}
+
+
+async def run_failing(store: MemoryCycleStore, ids: Ids, step: Step, error: Exception) -> None:
+    with pytest.raises(CycleError) as caught:
+        await run_cycle(
+            store=store,
+            steps=failing(Script().steps(), {step: error}),
+            new_cycle_id=ids,
+            new_config=lambda: {"seed": ids.given},
+            clock=lambda: 0.0,
+        )
+    assert str(error) in str(caught.value)
+
+
+@pytest.mark.parametrize("kind", [CommandError, EngineError, EngineBusyError, StoreError])
+async def test_a_publication_that_another_try_may_carry_out_leaves_the_cycle_open(kind: type[TidegateError]) -> None:
+    store, ids = MemoryCycleStore(), Ids()
+    await run_failing(store, ids, Step.PUBLISH, kind("the server restarts"))
+    assert [cycle["outcome"] for cycle in store.list_cycles()] == [None]
+    script = Script()
+    result = await run(store, script, ids)
+    assert (result.cycle_id, result.outcome) == ("cycle-1", CycleOutcome.DONE)
+    assert script.calls == [Step.PUBLISH]  # what was certified is not certified again
+
+
+@pytest.mark.parametrize("kind", [ConflictError, CertificateError, GateError, TrainingError])
+async def test_a_publication_that_was_refused_closes_the_cycle(kind: type[TidegateError]) -> None:
+    store, ids = MemoryCycleStore(), Ids()
+    await run_failing(store, ids, Step.PUBLISH, kind("the champion changed meanwhile"))
+    assert [cycle["outcome"] for cycle in store.list_cycles()] == ["failed"]
+    assert store.steps("cycle-1")["publish_error"]["code"] == kind.code
+    assert (await run(store, Script(), ids)).cycle_id == "cycle-2"
+
+
+@pytest.mark.parametrize("step", [step for step in Step if step is not Step.PUBLISH])
+async def test_no_other_step_stays_open_after_such_an_error(step: Step) -> None:
+    store = MemoryCycleStore()
+    await run_failing(store, Ids(), step, StoreError("the database is locked"))
+    assert [cycle["outcome"] for cycle in store.list_cycles()] == ["failed"]
 
 
 async def test_two_cycles_are_never_open_at_once() -> None:
