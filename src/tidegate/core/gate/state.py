@@ -1,8 +1,8 @@
 """The gate's memory as a fold over its audit records: there is no second copy that could differ.
 
 ``epoch_opened`` fixes a sealed set, ``decision`` takes a look when it refuses or promotes, ``epoch_closed`` and a
-review that invalidates a verifier end a set early; :mod:`tidegate.core.gate.controls` holds what people do. Every other
-kind passes through.
+review that invalidates a verifier end a set early; :mod:`tidegate.core.gate.controls` holds what people do,
+:mod:`tidegate.core.gate.live_state` what live traffic showed. Every other kind passes through.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ from tidegate.core.gate.controls import (
     Controls,
     fold_controls,
 )
+from tidegate.core.gate.live_state import LiveState, fold_live
 from tidegate.core.gate.policy import LedgerRules, Policy
 from tidegate.core.hashing import content_hash
 from tidegate.core.statistics import Ledger
@@ -55,11 +56,12 @@ class Epoch:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GateState:
-    """Where the ledger, the epochs and the controls stand after some records."""
+    """Where the ledger, the epochs, the controls and the live trials stand after some records."""
 
     window: Ledger | None = None
     epochs: tuple[Epoch, ...] = ()
     controls: Controls = field(default_factory=Controls)
+    live: LiveState = field(default_factory=LiveState)
 
     def ledger(self, policy: Policy) -> Ledger:
         """The ledger before the next look under ``policy``; looser rules wait for the next window."""
@@ -92,7 +94,8 @@ def fold(state: GateState, record: AuditRecord) -> GateState:
     """
     try:
         number = 1 if state.window is None else state.window.window
-        state = replace(state, controls=fold_controls(state.controls, record, window=number))
+        controls = fold_controls(state.controls, record, window=number)
+        state = replace(state, controls=controls, live=fold_live(state.live, record))
         return _moved(state, record.kind, record.body)
     except (KeyError, TypeError, ValueError, IndexError) as error:
         raise AuditError(f"audit record {record.seq} of kind {record.kind!r} is malformed: {error!r}") from error

@@ -13,6 +13,8 @@ from typing import Any
 
 from tidegate.core.audit import GENESIS_HASH, verify_chain
 from tidegate.core.errors import AuditError
+from tidegate.core.gate.live_records import LOOK_GIVEN, look_at_canary, look_at_steady
+from tidegate.core.gate.live_state import CANARY_LOOK, STEADY_LOOK
 from tidegate.core.gate.records import DECISION_GIVEN, SCREEN_GIVEN, decide, decide_screen
 from tidegate.core.gate.state import DECISION, SCREEN, Epoch, GateState, fold
 from tidegate.core.types import AuditRecord, JsonObject, Release
@@ -36,6 +38,8 @@ class Recomputation:
 RECOMPUTED: Mapping[str, Recomputation] = {
     DECISION: Recomputation(given=DECISION_GIVEN, derive=lambda given, state: decide(given, state)[1]),
     SCREEN: Recomputation(given=SCREEN_GIVEN, derive=lambda given, _: decide_screen(given)[1]),
+    CANARY_LOOK: Recomputation(given=LOOK_GIVEN, derive=lambda given, state: look_at_canary(given, state)[1]),
+    STEADY_LOOK: Recomputation(given=LOOK_GIVEN, derive=lambda given, state: look_at_steady(given, state)[1]),
 }
 """Every kind of record that is recomputed; the others only move the state or pass through."""
 
