@@ -7,7 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tidegate.core.errors import NotFoundError
-from tidegate.release.router import RoutedRelease, Router
+from tidegate.core.gate.live_assignment import Assignment, LiveArm
+from tidegate.release.router import Division, RoutedRelease, Router
 
 
 class Clock:
@@ -130,3 +131,42 @@ def test_an_episode_never_changes_release_while_it_is_alive(steps: list[tuple[st
             else:
                 assert answer == router.champion
             seen[episode] = (answer, clock.now)
+
+
+def _divided(share: float = 0.3, release_id: str = "r2") -> Division:
+    assignment = Assignment(draw="canary-1", share=share, low=LiveArm.SUBJECT)
+    return Division(assignment=assignment, release_id=release_id)
+
+
+def test_divided_users_begin_on_the_other_release_and_stay_with_it(router: Router) -> None:
+    division = _divided()
+    router.divide(division)
+    assert router.division is division
+    for number in range(200):
+        user = f"user-{number}"
+        wanted = "r2" if division.assignment.is_low(user) else "r1"
+        for episode in ("first", "second"):
+            found = router.resolve("champion", episode_id=f"{user}-{episode}", user_key=user)
+            assert found.release_id == wanted
+        assert router.resolve("r1", episode_id="by name", user_key=user).release_id == "r1"
+
+
+def test_the_end_of_a_division_moves_new_episodes_at_once_and_leaves_begun_ones(router: Router) -> None:
+    router.divide(_divided(share=0.999999))
+    assert resolved(router, episode="old") == "r2"
+    router.divide(None)
+    assert resolved(router, episode="new") == "r1"
+    assert resolved(router, episode="old") == "r2"
+
+
+def test_a_release_that_users_begin_on_is_not_removed(router: Router) -> None:
+    router.divide(_divided())
+    assert not router.remove("r2")
+    router.divide(None)
+    assert router.remove("r2")
+
+
+def test_nobody_is_sent_to_a_release_that_is_not_loaded(router: Router) -> None:
+    with pytest.raises(NotFoundError, match="'r9' is not loaded"):
+        router.divide(_divided(release_id="r9"))
+    assert router.division is None

@@ -1,6 +1,18 @@
-"""Serving what was certified: routing, hot swap, rollback."""
+"""Serving what was certified: routing, canaries, hot swap, rollback."""
 
-from tidegate.release.publisher import BARE_BASE, CertificateCheck, Publisher
-from tidegate.release.router import ANCHOR, CHAMPION, PREVIOUS, RoutedRelease, Router
+from tidegate.release.loading import CertificateCheck
+from tidegate.release.publisher import BARE_BASE, Publisher
+from tidegate.release.router import ANCHOR, CANARY, CHAMPION, PREVIOUS, Division, RoutedRelease, Router
 
-__all__ = ["ANCHOR", "BARE_BASE", "CHAMPION", "PREVIOUS", "CertificateCheck", "Publisher", "RoutedRelease", "Router"]
+__all__ = [
+    "ANCHOR",
+    "BARE_BASE",
+    "CANARY",
+    "CHAMPION",
+    "PREVIOUS",
+    "CertificateCheck",
+    "Division",
+    "Publisher",
+    "RoutedRelease",
+    "Router",
+]

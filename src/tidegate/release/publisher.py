@@ -10,15 +10,16 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
-from tidegate.core.errors import CertificateError, ConflictError, EngineError, VoidCertificateError
-from tidegate.core.types import AdapterRef, CandidateState, JsonObject, Messages, Release
+from tidegate.core.errors import CertificateError, ConflictError, VoidCertificateError
+from tidegate.core.types import Candidate, CandidateState, JsonObject, Messages, Release
 from tidegate.ports import Engine, ReleaseStore
+from tidegate.release.loading import CertificateCheck, Loader
 from tidegate.release.records import ReleaseRecords
-from tidegate.release.router import ANCHOR, CHAMPION, PREVIOUS, RoutedRelease, Router
+from tidegate.release.router import ANCHOR, CANARY, CHAMPION, PREVIOUS, Division, Router
 
 _log = logging.getLogger(__name__)
 
@@ -29,12 +30,6 @@ PROBE_PROMPTS: tuple[Messages, ...] = (
     ({"role": "user", "content": "What is 2 + 2?"},),
     ({"role": "user", "content": "Name a colour."},),
 )
-
-
-class CertificateCheck(Protocol):
-    """Raises CertificateError unless ``certificate`` covers exactly this content."""
-
-    def __call__(self, certificate: JsonObject | None, *, adapter_sha256: str, base_sha256: str) -> None: ...
 
 
 class Publisher:
@@ -49,6 +44,7 @@ class Publisher:
         adapters_dir: content-named adapter directories.
         model_name: first part of release ids.
         clock: Unix seconds.
+        canary_required: what the gate certified reaches all users only through a canary.
     """
 
     def __init__(
@@ -62,22 +58,29 @@ class Publisher:
         adapters_dir: Path,
         model_name: str,
         clock: Callable[[], float],
+        canary_required: bool = False,
         probe_prompts: Sequence[Messages] = PROBE_PROMPTS,
     ) -> None:
         self._records = ReleaseRecords(store)
         self._engine = engine
         self._router = router
-        self._check_certificate = check_certificate
+        self._loader = Loader(
+            records=self._records,
+            engine=engine,
+            router=router,
+            check_certificate=check_certificate,
+            adapters_dir=adapters_dir,
+            probe_prompts=probe_prompts,
+        )
         self._certificate_of = certificate_of
-        self._adapters_dir = adapters_dir
         self._model_name = model_name
         self._clock = clock
-        self._probe_prompts = probe_prompts
+        self._canary_required = canary_required
         self._one_at_a_time = asyncio.Lock()
         self._changes: set[asyncio.Task[Release]] = set()
 
     async def reconcile(self) -> Release:
-        """Load what the store says is wanted, before any traffic: champion, previous and anchor.
+        """Load what the store says is wanted, before any traffic: champion, previous, anchor and canary.
 
         A store without releases gets release 0, the bare base model. A champion whose certificate is void is rolled
         back: to the anchor, to the previous champion, or to the base model, whichever still stands.
@@ -92,9 +95,9 @@ class Publisher:
             champion = await self._standing_champion()
             self._router.point_champion_at(champion.id)
             aliases = await self._records.aliases()
-            for alias in (PREVIOUS, ANCHOR):
-                if alias in aliases and aliases[alias] != champion.id:
-                    await self._add_if_standing(await self._records.release(aliases[alias]))
+            for alias in (PREVIOUS, ANCHOR, CANARY):
+                if alias in aliases and aliases[alias] not in {loaded.release_id for loaded in self._router.loaded()}:
+                    await self._loader.add_if_standing(await self._records.release(aliases[alias]))
             return champion
 
     async def _standing_champion(self) -> Release:
@@ -102,7 +105,7 @@ class Publisher:
         aliases = await self._records.aliases()
         champion = await self._records.release(aliases[CHAMPION])
         try:
-            await self._add(champion)
+            await self._loader.add(champion)
         except VoidCertificateError as void:
             _log.warning("%s is not served any more: %s", champion.id, void)
             reason, fallback = f"rollback: {void}", void.fallback
@@ -116,23 +119,14 @@ class Publisher:
             restored = await self._new_release(
                 adapter_sha256=earlier.adapter_sha256, certificate=earlier.certificate, restores=earlier.id
             )
-            if await self._add_if_standing(restored):
-                targets = {CHAMPION: restored.id, PREVIOUS: champion.id}
+            if await self._loader.add_if_standing(restored):
+                targets = _as_champion(restored, champion, aliases)
                 await self._records.commit(restored, targets, reason=reason, time=self._clock())
                 await self._records.move_candidates(
                     restored, champion, reason=reason, old_state=CandidateState.ROLLED_BACK, time=self._clock()
                 )
                 return restored
         raise CertificateError(f"{reason}; nothing else that was released may be served either")
-
-    async def _add_if_standing(self, release: Release) -> bool:
-        """Load a release that an alias names, unless its certificate is void; whether it was loaded."""
-        try:
-            await self._add(release)
-        except VoidCertificateError as void:
-            _log.warning("%s is not loaded: %s", release.id, void)
-            return False
-        return True
 
     async def publish(self, candidate_id: str, *, against: str) -> Release:
         """Serve a certified candidate as a new release. Repeating it after a crash gives the same release.
@@ -164,6 +158,53 @@ class Publisher:
             self._restore(to, reason=f"rollback: {reason}", old_state=CandidateState.ROLLED_BACK)
         )
 
+    async def start_canary(self, candidate_id: str, *, against: str) -> Release:
+        """Load a certified candidate beside the champion; it gets traffic from :meth:`divide`.
+
+        Repeating it after a crash gives the same release. Arguments and errors as :meth:`publish`.
+
+        Raises:
+            ConflictError: another canary runs.
+        """
+        return await self._to_its_end(self._start_canary(candidate_id, against))
+
+    async def end_canary(self, state: CandidateState, *, reason: str) -> Release:
+        """End the canary: ``champion`` promotes it without loading anything, another state takes its traffic away.
+
+        Its traffic goes first, in memory: a store that is away delays the record of a rollback, not the rollback.
+        Repeating it after a crash completes it.
+
+        Args:
+            state: what becomes of the candidate: ``champion``, ``rolled_back`` or ``rejected``.
+            reason: goes into the audit log.
+
+        Raises:
+            ConflictError: no canary was ever started.
+        """
+        if state is not CandidateState.CHAMPION:
+            self._router.divide(None)
+        return await self._to_its_end(self._end_canary(state, reason))
+
+    async def divide(self, division: Division | None) -> None:
+        """Send a share of the users to a release that an alias names; None sends everybody to the champion.
+
+        Raises:
+            NotFoundError: the release is not loaded.
+        """
+        async with self._one_at_a_time:
+            self._router.divide(division)
+
+    async def served(self) -> dict[str, Release]:
+        """The releases behind the aliases that new episodes can begin on, by alias, canary only while there is one."""
+        aliases = await self._records.aliases()
+        if aliases.get(CANARY) == aliases[CHAMPION]:
+            del aliases[CANARY]
+        return {
+            alias: await self._records.release(aliases[alias])
+            for alias in (CHAMPION, PREVIOUS, CANARY)
+            if alias in aliases
+        }
+
     async def status(self) -> JsonObject:
         """Champion, aliases and loaded releases."""
         in_use = self._router.in_use
@@ -188,27 +229,59 @@ class Publisher:
     async def _publish(self, candidate_id: str, against: str) -> Release:
         async with self._one_at_a_time:
             candidate = await self._records.candidate(candidate_id)
-            if candidate.state not in (CandidateState.CERTIFIED, CandidateState.CHAMPION):
-                raise ConflictError(
-                    f"candidate {candidate_id!r} is {candidate.state.value!r}; only a 'certified' one is published"
-                )
+            _require_state(candidate, CandidateState.CERTIFIED, CandidateState.CHAMPION)
             reason, content = f"published {candidate_id}", candidate.adapter_sha256
             aliases = await self._records.aliases()
             champion = await self._records.release(aliases[CHAMPION])
             if champion.adapter_sha256 == content:
                 await self._finish(champion, aliases.get(PREVIOUS), reason=reason, old_state=CandidateState.RETIRED)
                 return champion
-            served = champion.adapter_sha256 or BARE_BASE
-            if served != against:
+            _require_judged_against(candidate, champion, against)
+            release = await self._release_of(content)
+            if self._canary_required and (release.certificate or {}).get("kind") == "gate":
                 raise ConflictError(
-                    f"candidate {candidate_id!r} was judged against {against[:12]!r}, but the champion {champion.id!r} "
-                    f"is {served[:12]!r}; have it judged again with 'tidegate cycle run --candidate DIRECTORY'"
+                    f"candidate {candidate_id!r} was certified by the gate, and the policy asks for a canary before "
+                    "all users are served by it; 'tidegate cycle run' starts one"
                 )
-            release = await self._records.first_of(content)
-            if release is None:
-                certificate = await asyncio.to_thread(self._certificate_of, content)
-                release = await self._new_release(adapter_sha256=content, certificate=certificate)
             return await self._swap(release, champion, reason=reason, old_state=CandidateState.RETIRED)
+
+    async def _start_canary(self, candidate_id: str, against: str) -> Release:
+        async with self._one_at_a_time:
+            candidate = await self._records.candidate(candidate_id)
+            _require_state(candidate, CandidateState.CERTIFIED, CandidateState.CANARY)
+            aliases = await self._records.aliases()
+            champion = await self._records.release(aliases[CHAMPION])
+            release = await self._release_of(candidate.adapter_sha256)
+            running = aliases.get(CANARY, champion.id)
+            if running not in (champion.id, release.id):
+                raise ConflictError(
+                    f"candidate {candidate_id!r} cannot be a canary while {running!r} is one; wait for that one's end"
+                )
+            if running != release.id:
+                _require_judged_against(candidate, champion, against)
+                await self._commit_loaded(release, champion, {CANARY: release.id}, reason=f"canary {candidate_id}")
+            await self._records.move_candidate(candidate_id, CandidateState.CANARY, time=self._clock())
+            return release
+
+    async def _end_canary(self, state: CandidateState, reason: str) -> Release:
+        async with self._one_at_a_time:
+            aliases = await self._records.aliases()
+            if CANARY not in aliases:
+                raise ConflictError("no canary was ever started here; there is none to end")
+            canary, champion = aliases[CANARY], aliases[CHAMPION]
+            if state is CandidateState.CHAMPION:
+                release = await self._records.release(canary)
+                targets = {CHAMPION: canary, PREVIOUS: champion} if canary != champion else {}
+                await self._records.move_aliases(targets, reason=reason, time=self._clock())
+                self._router.point_champion_at(release.id)
+                self._router.divide(None)
+                old = champion if targets else aliases.get(PREVIOUS)
+                await self._finish(release, old, reason=reason, old_state=CandidateState.RETIRED)
+                return release
+            await self._records.move_aliases({CANARY: champion}, reason=reason, time=self._clock())
+            await self._records.end_canaries(state, reason=reason, time=self._clock())
+            await self._loader.unload_unneeded()
+            return await self._records.release(champion)
 
     async def _restore(self, release_id: str | None, *, reason: str, old_state: CandidateState) -> Release:
         async with self._one_at_a_time:
@@ -217,6 +290,7 @@ class Publisher:
             if target is None:
                 raise ConflictError("there is no previous champion to roll back to; name a release with 'to'")
             earlier = await self._records.release(target)
+            await self._require_restorable(earlier)
             champion = await self._records.release(aliases[CHAMPION])
             if champion.adapter_sha256 == earlier.adapter_sha256:
                 await self._finish(champion, aliases.get(PREVIOUS), reason=reason, old_state=old_state)
@@ -229,99 +303,53 @@ class Publisher:
             return await self._swap(release, champion, reason=reason, old_state=old_state)
 
     async def _swap(self, release: Release, old: Release, *, reason: str, old_state: CandidateState) -> Release:
-        targets = {CHAMPION: release.id, PREVIOUS: old.id}
+        targets = _as_champion(release, old, await self._records.aliases())
         if release.certificate is not None and release.certificate.get("kind") == "person" and not release.restores:
             targets[ANCHOR] = release.id
-        adapter = await self._engine_name(release)
-        try:
-            routed = await self._load(release, adapter)
-            await self._prove(release, adapter, old)
-            await self._records.commit(release, targets, reason=reason, time=self._clock())
-        except BaseException:
-            await self._discard(adapter)
-            raise
-        self._router.add(routed, created_at=release.created_at)
+        await self._commit_loaded(release, old, targets, reason=reason)
         self._router.point_champion_at(release.id)
+        self._router.divide(None)  # whoever compared the old champion with another release compares it no longer
         await self._finish(release, old.id, reason=reason, old_state=old_state)
         return release
+
+    async def _commit_loaded(self, release: Release, old: Release, targets: dict[str, str], *, reason: str) -> None:
+        """Load and prove a release, commit it with its aliases, and only then give it an address."""
+        adapter = await self._loader.engine_name(release)
+        try:
+            routed = await self._loader.load(release, adapter)
+            await self._loader.prove(release, adapter, old)
+            await self._records.commit(release, targets, reason=reason, time=self._clock())
+        except BaseException:
+            await self._loader.discard(adapter)
+            raise
+        self._router.add(routed, created_at=release.created_at)
 
     async def _finish(self, release: Release, old_id: str | None, *, reason: str, old_state: CandidateState) -> None:
         """Everything after the commit; repeating it after a crash completes it."""
         if self._router.champion != release.id:
-            await self._add(release)
+            await self._loader.add(release)
             self._router.point_champion_at(release.id)
         old = None if old_id is None else await self._records.release(old_id)
         await self._records.move_candidates(release, old, reason=reason, old_state=old_state, time=self._clock())
-        await self._unload_unneeded()
+        await self._loader.unload_unneeded()
 
-    async def _add(self, release: Release) -> None:
-        """Load what an alias names already, and make it addressable."""
-        routed = await self._load(release, await self._engine_name(release))
-        self._router.add(routed, created_at=release.created_at)
+    async def _require_restorable(self, release: Release) -> None:
+        """What a canary rejected or still holds was never served to all, and is not by way of restoring it."""
+        barred = (CandidateState.CANARY, CandidateState.REJECTED, CandidateState.QUARANTINED)
+        for candidate in await self._records.candidates_of(release):
+            if candidate.state in barred:
+                raise ConflictError(
+                    f"release {release.id!r} holds candidate {candidate.id!r}, which is {candidate.state.value!r}; "
+                    "only what was a champion is served again"
+                )
 
-    async def _load(self, release: Release, adapter: str | None) -> RoutedRelease:
-        """Check a release's content and load it into the engine; nobody can address it yet."""
-        if adapter is not None and release.adapter_sha256 is not None:
-            await asyncio.to_thread(
-                self._check_certificate,
-                release.certificate,
-                adapter_sha256=release.adapter_sha256,
-                base_sha256=self._engine.base_sha256,
-            )
-            directory = self._adapters_dir / release.adapter_sha256
-            await self._engine.load(AdapterRef(name=adapter, path=directory, sha256=release.adapter_sha256))
-        elif release.base_sha256 != self._engine.base_sha256:
-            raise CertificateError(
-                f"release {release.id!r} is the base model {release.base_sha256[:12]}, the engine serves "
-                f"{self._engine.base_sha256[:12]}; start with the model that this data directory was made with"
-            )
-        return RoutedRelease(release_id=release.id, adapter=adapter)
-
-    async def _engine_name(self, release: Release) -> str | None:
-        """The name in the engine is that of the content's first release; the bare base model has none."""
-        if release.adapter_sha256 is None:
-            return None
-        return (await self._records.first_of(release.adapter_sha256) or release).id
-
-    async def _prove(self, release: Release, adapter: str | None, old: Release) -> None:
-        """The loaded bytes are the certified ones, and they answer differently from the old release."""
-        against = await self._engine_name(old)
-        probed, base = (adapter, against) if adapter is not None else (against, adapter)
-        if probed is None:
-            raise EngineError("both releases are the bare base model; a swap would change nothing")
-        result = await self._engine.probe(probed, against=base, prompts=self._probe_prompts)
-        expected = release.adapter_sha256 if adapter is not None else old.adapter_sha256
-        problem = None
-        if result.sha256 != expected:
-            problem = f"the engine holds {result.sha256[:12]} under {probed!r}, the release is {str(expected)[:12]}"
-        elif not result.max_logit_difference > 0.0:
-            problem = f"loading it changed no logit against {old.id!r}: the engine answers with other weights"
-        if problem is not None:
-            raise EngineError(f"release {release.id!r} is not published: {problem}")
-
-    async def _discard(self, adapter: str | None) -> None:
-        """Unload what a failed attempt loaded, unless a served release has the same content."""
-        if adapter is None or adapter in {served.adapter for served in self._router.loaded()}:
-            return
-        try:
-            await self._engine.unload(adapter)
-        except Exception:  # noqa: BLE001 - the caller has to hear what made the attempt fail
-            _log.exception("%r was not published and could not be unloaded; the next swap tries again", adapter)
-
-    async def _unload_unneeded(self) -> None:
-        """Drop releases that no alias names and nobody uses; the engine forgets content with its last release."""
-        wanted = set((await self._records.aliases()).values())
-        for release in self._router.loaded():
-            if release.release_id not in wanted:
-                self._router.remove(release.release_id)
-        kept = {release.adapter for release in self._router.loaded()}
-        try:
-            for adapter in await self._engine.list_adapters():
-                if adapter.name not in kept:
-                    await self._engine.unload(adapter.name)
-        except EngineError:
-            # The swap is committed and served; the next one unloads again.
-            _log.exception("adapters that nobody needs could not be unloaded")
+    async def _release_of(self, content: str) -> Release:
+        """The first release of a certified content, not stored yet if there was none."""
+        release = await self._records.first_of(content)
+        if release is not None:
+            return release
+        certificate = await asyncio.to_thread(self._certificate_of, content)
+        return await self._new_release(adapter_sha256=content, certificate=certificate)
 
     async def _new_release(
         self, *, adapter_sha256: str | None, certificate: JsonObject | None, restores: str | None = None
@@ -333,4 +361,26 @@ class Publisher:
             certificate=certificate,
             time=self._clock(),
             restores=restores,
+        )
+
+
+def _as_champion(release: Release, old: Release, aliases: Mapping[str, str]) -> dict[str, str]:
+    """Where aliases point once ``release`` is the champion; that of the canary stays with it while there is none."""
+    targets = {CHAMPION: release.id, PREVIOUS: old.id}
+    return {**targets, CANARY: release.id} if aliases.get(CANARY) == old.id else targets
+
+
+def _require_state(candidate: Candidate, *accepted: CandidateState) -> None:
+    if candidate.state not in accepted:
+        raise ConflictError(
+            f"candidate {candidate.id!r} is {candidate.state.value!r}; only a 'certified' one is published"
+        )
+
+
+def _require_judged_against(candidate: Candidate, champion: Release, against: str) -> None:
+    served = champion.adapter_sha256 or BARE_BASE
+    if served != against:
+        raise ConflictError(
+            f"candidate {candidate.id!r} was judged against {against[:12]!r}, but the champion {champion.id!r} "
+            f"is {served[:12]!r}; have it judged again with 'tidegate cycle run --candidate DIRECTORY'"
         )

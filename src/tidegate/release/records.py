@@ -55,6 +55,11 @@ class ReleaseRecords:
             raise NotFoundError(f"candidate {candidate_id!r} does not exist; known: {sorted(candidates)}")
         return candidates[candidate_id]
 
+    async def candidates_of(self, release: Release) -> list[Candidate]:
+        """Candidates of a release's content."""
+        candidates = await asyncio.to_thread(self._store.list_candidates)
+        return [candidate for candidate in candidates if candidate.adapter_sha256 == release.adapter_sha256]
+
     async def new_release(
         self,
         *,
@@ -102,5 +107,25 @@ class ReleaseRecords:
                     and candidate.state is CandidateState.CHAMPION
                 ):
                     self._store.set_candidate_state(candidate.id, old_state, reasons=(reason,), time=time)
+
+        await asyncio.to_thread(write)
+
+    async def move_aliases(self, targets: Mapping[str, str], *, reason: str, time: float) -> None:
+        """Point aliases at stored releases; where they point there already nothing changes."""
+        await asyncio.to_thread(self._store.move_aliases, targets, reason=reason, time=time)
+
+    async def move_candidate(self, candidate_id: str, state: CandidateState, *, time: float) -> None:
+        """Move one candidate; the state that it has already is no move."""
+        await asyncio.to_thread(
+            self._store.set_candidate_state, candidate_id, state, reasons=(f"it is the {state.value}",), time=time
+        )
+
+    async def end_canaries(self, state: CandidateState, *, reason: str, time: float) -> None:
+        """Move every candidate that is a canary, which is one at most; repeating it changes nothing."""
+
+        def write() -> None:
+            for candidate in self._store.list_candidates():
+                if candidate.state is CandidateState.CANARY:
+                    self._store.set_candidate_state(candidate.id, state, reasons=(reason,), time=time)
 
         await asyncio.to_thread(write)

@@ -13,10 +13,13 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 
 from tidegate.core.errors import NotFoundError
+from tidegate.core.gate.live_assignment import Assignment
 
 CHAMPION = "champion"
 PREVIOUS = "previous"
 ANCHOR = "anchor"
+CANARY = "canary"
+"""Names the canary's release; the champion's while there is none."""
 
 _SWEEP_EVERY = 256
 """Requests between two sweeps of expired pins: without swaps nothing else would drop them."""
@@ -28,6 +31,14 @@ class RoutedRelease:
 
     release_id: str
     adapter: str | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Division:
+    """Users of the low arm of ``assignment`` begin their episodes on ``release_id`` instead of the champion."""
+
+    assignment: Assignment
+    release_id: str
 
 
 @dataclass(slots=True)
@@ -51,6 +62,7 @@ class Router:
         self._clock = clock
         self._loaded: dict[str, tuple[RoutedRelease, float]] = {}
         self._champion: str | None = None
+        self._division: Division | None = None
         self._leases: Counter[str] = Counter()
         self._pins: dict[str, _Pin] = {}
         self._resolved = 0
@@ -66,13 +78,28 @@ class Router:
 
     def point_champion_at(self, release_id: str) -> None:
         """The swap: every request resolved from now on that is not pinned goes to ``release_id``."""
-        if release_id not in self._loaded:
-            raise NotFoundError(f"release {release_id!r} is not loaded; loaded: {sorted(self._loaded)}")
+        self._require_loaded(release_id)
         self._champion = release_id
 
+    @property
+    def division(self) -> Division | None:
+        """Who begins elsewhere than on the champion, if anybody."""
+        return self._division
+
+    def divide(self, division: Division | None) -> None:
+        """Send a share of the users to another release from now on; None sends everybody to the champion.
+
+        Raises:
+            NotFoundError: the release is not loaded.
+        """
+        if division is not None:
+            self._require_loaded(division.release_id)
+        self._division = division
+
     def remove(self, release_id: str) -> bool:
-        """Forget a release unless it is the champion or still in use; True when it is gone."""
-        if release_id == self._champion or self.in_use(release_id):
+        """Forget a release unless new episodes begin on it or it is still in use; True when it is gone."""
+        divided = self._division is not None and self._division.release_id == release_id
+        if release_id == self._champion or divided or self.in_use(release_id):
             return False
         self._loaded.pop(release_id, None)
         return True
@@ -98,12 +125,11 @@ class Router:
         Args:
             model: the model name, ``champion``, or a release id.
             episode_id: an episode that began on a release stays on it while that is loaded.
-            user_key: unused until canary weights exist; part of the contract so that they can be sticky.
+            user_key: decides, while users are divided, on which release a new episode begins.
 
         Raises:
             NotFoundError: no such model, or no release is served yet.
         """
-        del user_key
         self._resolved += 1
         if self._resolved % _SWEEP_EVERY == 0:
             self._drop_expired_pins()
@@ -117,7 +143,7 @@ class Router:
         now = self._clock()
         pin = self._pins.get(episode_id)
         if pin is None or pin.release_id not in self._loaded or now - pin.last_used > self._ttl_s:
-            pin = self._pins[episode_id] = _Pin(self._champion, now)
+            pin = self._pins[episode_id] = _Pin(self._begins_on(self._champion, user_key), now)
         pin.last_used = now
         return self._loaded[pin.release_id][0]
 
@@ -138,6 +164,16 @@ class Router:
             yield
         finally:
             self._leases[release_id] -= 1
+
+    def _begins_on(self, champion: str, user_key: str) -> str:
+        division = self._division
+        if division is not None and division.assignment.is_low(user_key):
+            return division.release_id
+        return champion
+
+    def _require_loaded(self, release_id: str) -> None:
+        if release_id not in self._loaded:
+            raise NotFoundError(f"release {release_id!r} is not loaded; loaded: {sorted(self._loaded)}")
 
     def _drop_expired_pins(self) -> None:
         now = self._clock()

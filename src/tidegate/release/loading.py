@@ -1,0 +1,131 @@
+"""Releases in and out of the engine: certified content in, proven, and out when nobody needs it."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Protocol
+
+from tidegate.core.errors import CertificateError, EngineError, VoidCertificateError
+from tidegate.core.types import AdapterRef, JsonObject, Messages, Release
+from tidegate.ports import Engine
+from tidegate.release.records import ReleaseRecords
+from tidegate.release.router import RoutedRelease, Router
+
+_log = logging.getLogger(__name__)
+
+
+class CertificateCheck(Protocol):
+    """Raises CertificateError unless ``certificate`` covers exactly this content."""
+
+    def __call__(self, certificate: JsonObject | None, *, adapter_sha256: str, base_sha256: str) -> None: ...
+
+
+class Loader:
+    """Loads and unloads for one publisher, which holds its lock around every call.
+
+    Args:
+        records: durable releases and aliases.
+        engine: where adapters are loaded.
+        router: what is addressable.
+        check_certificate: the gate's verification; there is no way around it here.
+        adapters_dir: content-named adapter directories.
+        probe_prompts: what the engine's logits are compared on.
+    """
+
+    def __init__(
+        self,
+        *,
+        records: ReleaseRecords,
+        engine: Engine,
+        router: Router,
+        check_certificate: CertificateCheck,
+        adapters_dir: Path,
+        probe_prompts: Sequence[Messages],
+    ) -> None:
+        self._records = records
+        self._engine = engine
+        self._router = router
+        self._check_certificate = check_certificate
+        self._adapters_dir = adapters_dir
+        self._probe_prompts = probe_prompts
+
+    async def add(self, release: Release) -> None:
+        """Load what an alias names already, and make it addressable."""
+        routed = await self.load(release, await self.engine_name(release))
+        self._router.add(routed, created_at=release.created_at)
+
+    async def add_if_standing(self, release: Release) -> bool:
+        """Load a release that an alias names, unless its certificate is void; whether it was loaded."""
+        try:
+            await self.add(release)
+        except VoidCertificateError as void:
+            _log.warning("%s is not loaded: %s", release.id, void)
+            return False
+        return True
+
+    async def load(self, release: Release, adapter: str | None) -> RoutedRelease:
+        """Check a release's content and load it into the engine; nobody can address it yet."""
+        if adapter is not None and release.adapter_sha256 is not None:
+            await asyncio.to_thread(
+                self._check_certificate,
+                release.certificate,
+                adapter_sha256=release.adapter_sha256,
+                base_sha256=self._engine.base_sha256,
+            )
+            directory = self._adapters_dir / release.adapter_sha256
+            await self._engine.load(AdapterRef(name=adapter, path=directory, sha256=release.adapter_sha256))
+        elif release.base_sha256 != self._engine.base_sha256:
+            raise CertificateError(
+                f"release {release.id!r} is the base model {release.base_sha256[:12]}, the engine serves "
+                f"{self._engine.base_sha256[:12]}; start with the model that this data directory was made with"
+            )
+        return RoutedRelease(release_id=release.id, adapter=adapter)
+
+    async def engine_name(self, release: Release) -> str | None:
+        """The name in the engine is that of the content's first release; the bare base model has none."""
+        if release.adapter_sha256 is None:
+            return None
+        return (await self._records.first_of(release.adapter_sha256) or release).id
+
+    async def prove(self, release: Release, adapter: str | None, old: Release) -> None:
+        """The loaded bytes are the certified ones, and they answer differently from the old release."""
+        against = await self.engine_name(old)
+        probed, base = (adapter, against) if adapter is not None else (against, adapter)
+        if probed is None:
+            raise EngineError("both releases are the bare base model; a swap would change nothing")
+        result = await self._engine.probe(probed, against=base, prompts=self._probe_prompts)
+        expected = release.adapter_sha256 if adapter is not None else old.adapter_sha256
+        problem = None
+        if result.sha256 != expected:
+            problem = f"the engine holds {result.sha256[:12]} under {probed!r}, the release is {str(expected)[:12]}"
+        elif not result.max_logit_difference > 0.0:
+            problem = f"loading it changed no logit against {old.id!r}: the engine answers with other weights"
+        if problem is not None:
+            raise EngineError(f"release {release.id!r} is not published: {problem}")
+
+    async def discard(self, adapter: str | None) -> None:
+        """Unload what a failed attempt loaded, unless a served release has the same content."""
+        if adapter is None or adapter in {served.adapter for served in self._router.loaded()}:
+            return
+        try:
+            await self._engine.unload(adapter)
+        except Exception:  # noqa: BLE001 - the caller has to hear what made the attempt fail
+            _log.exception("%r was not published and could not be unloaded; the next swap tries again", adapter)
+
+    async def unload_unneeded(self) -> None:
+        """Drop releases that no alias names and nobody uses; the engine forgets content with its last release."""
+        wanted = set((await self._records.aliases()).values())
+        for release in self._router.loaded():
+            if release.release_id not in wanted:
+                self._router.remove(release.release_id)
+        kept = {release.adapter for release in self._router.loaded()}
+        try:
+            for adapter in await self._engine.list_adapters():
+                if adapter.name not in kept:
+                    await self._engine.unload(adapter.name)
+        except EngineError:
+            # The swap is committed and served; the next one unloads again.
+            _log.exception("adapters that nobody needs could not be unloaded")
