@@ -128,7 +128,7 @@ class LoopWorld:
         with open_stores(self.data) as stores:
             async with embedded_engine(self.settings, self.model, replica="first") as engine:
                 router = Router(model_name="tiny", episode_ttl_s=1.0, clock=time.monotonic)
-                publisher = build_publisher(self.data, stores, engine, router, model_name="tiny", clock=time.time)
+                publisher = build_publisher(self.data, stores, engine, router, settings=self.settings, clock=time.time)
                 await publisher.reconcile()
 
     def tidegate(self, *arguments: str, timeout_s: float = 200.0) -> subprocess.CompletedProcess[str]:

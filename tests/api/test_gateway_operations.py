@@ -164,12 +164,30 @@ class RecordingPublisher:
         return RELEASE
 
 
+class RecordingTrials:
+    def __init__(self, publisher: RecordingPublisher) -> None:
+        self._publisher = publisher
+
+    async def start_canary(self, candidate_id: str, *, against: str) -> JsonObject:
+        self._publisher._called("canary", candidate_id, against)
+        return {"pairs": 0}
+
+    async def stop(self, reason: str) -> JsonObject:
+        self._publisher._called("stop", reason)
+        return {"decision": "inconclusive"}
+
+    def status(self) -> JsonObject:
+        return {"canary": {"pairs": 7}, "holdback": None}
+
+
 @asynccontextmanager
 async def running_admin(publisher: RecordingPublisher) -> AsyncGenerator[World]:
     async def releases() -> Sequence[Release]:
         return [RELEASE]
 
-    deps = AdminDependencies(publisher=publisher, releases=releases, new_id=lambda: "0")
+    deps = AdminDependencies(
+        publisher=publisher, live=RecordingTrials(publisher), releases=releases, new_id=lambda: "0"
+    )
     async with running_server(create_admin(deps, TOKEN), host="127.0.0.1", port=0, option="--admin-port") as port:
         yield World(port=port)
 
@@ -192,13 +210,26 @@ async def test_admin_calls_reach_the_publisher() -> None:
         status, _, answer = await admin.call("GET", "/admin/releases", headers=bearer)
         assert [release["number"] for release in answer["data"]] == [1]
         status, _, answer = await admin.call("GET", "/admin/status", headers=bearer)
-        assert answer == {"champion": RELEASE.id}
+        assert answer == {"champion": RELEASE.id, "canary": {"pairs": 7}, "holdback": None}
     assert publisher.calls == [
         ("publish", "cand-1", "base"),
         ("promote", "r0"),
         ("rollback", None, "worse"),
         ("rollback", "r0", "worse"),
     ]
+
+
+async def test_admin_calls_reach_the_live_trials() -> None:
+    publisher = RecordingPublisher()
+    bearer = {"authorization": f"Bearer {TOKEN}"}
+    async with running_admin(publisher) as admin:
+        for path, body, answered in [
+            ("canary", {"candidate": "cand-1", "against": "base"}, {"pairs": 0}),
+            ("canary/stop", {"reason": "enough"}, {"decision": "inconclusive"}),
+        ]:
+            status, _, answer = await admin.call("POST", f"/admin/{path}", json=body, headers=bearer)
+            assert (status, answer) == (200, answered)
+    assert publisher.calls == [("canary", "cand-1", "base"), ("stop", "enough")]
 
 
 async def test_admin_needs_its_token_everywhere() -> None:
@@ -246,6 +277,8 @@ async def test_admin_refusals_have_openai_shape(failure: Exception, expected: in
         ),
         ("promote", {"release": ""}, "at least 1 character"),
         ("rollback", {}, "'reason' is missing"),
+        ("canary", {"candidate": "a"}, "'against' is missing"),
+        ("canary/stop", {}, "'reason' is missing"),
     ],
 )
 async def test_admin_bodies_are_strict(path: str, body: dict[str, Any], told: str) -> None:
@@ -263,7 +296,10 @@ def test_admin_without_a_token_does_not_start(token: str) -> None:
     async def releases() -> Sequence[Release]:
         return []
 
-    deps = AdminDependencies(publisher=RecordingPublisher(), releases=releases, new_id=lambda: "0")
+    publisher = RecordingPublisher()
+    deps = AdminDependencies(
+        publisher=publisher, live=RecordingTrials(publisher), releases=releases, new_id=lambda: "0"
+    )
     with pytest.raises(ConfigError, match="admin token is empty"):
         create_admin(deps, token)
 

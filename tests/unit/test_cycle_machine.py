@@ -185,3 +185,19 @@ async def test_two_cycles_are_never_open_at_once() -> None:
     store.open_cycle("cycle-1", config={}, time=0.0)
     with pytest.raises(ConflictError):
         store.open_cycle("cycle-2", config={}, time=1.0)
+
+
+async def test_a_step_that_waits_leaves_the_cycle_open_and_is_taken_again() -> None:
+    store, ids = MemoryCycleStore(), Ids()
+    script = Script(ends={Step.CANARY: CycleOutcome.WAITING})
+    for _ in range(2):
+        events: list[CycleEvent] = []
+        waiting = await run(store, script, ids, events)
+        assert (waiting.outcome, waiting.reasons) == (CycleOutcome.WAITING, ("because",))
+        assert events[-1].what == "waiting"
+        assert store.current() is not None
+        assert "canary" not in store.steps("cycle-1")
+    script.ends.clear()
+    result = await run(store, script, ids)
+    assert (result.cycle_id, result.outcome) == ("cycle-1", CycleOutcome.DONE)
+    assert [script.calls.count(step) for step in Step] == [3 if step is Step.CANARY else 1 for step in Step]

@@ -7,12 +7,12 @@ import os
 import shutil
 import time
 import uuid
-from collections.abc import AsyncGenerator, Callable
+from collections.abc import AsyncGenerator, Awaitable, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
 from typing import Any
 
-from tidegate.app.engines import embedded_engine, model_name, resolve_base
+from tidegate.app.engines import embedded_engine, resolve_base
 from tidegate.app.gates import build_policy, save_certificate
 from tidegate.app.layout import DataDirectory
 from tidegate.app.locks import cycle_lock, exclusive
@@ -22,6 +22,8 @@ from tidegate.app.stores import Stores, open_stores
 from tidegate.artifacts import adapter_base, adapter_hash, directory_published_at
 from tidegate.config import Settings
 from tidegate.core.errors import AdapterError, ConflictError, FrozenError, TaskFileError
+from tidegate.core.gate.live_records import canary_of
+from tidegate.core.gate.live_state import Trial
 from tidegate.core.gate.state import gate_state
 from tidegate.core.hashing import content_hash
 from tidegate.core.selection.demonstrations import demonstration_example, read_demonstration
@@ -215,6 +217,17 @@ class _LazyEngine:
         yield self._engine
 
 
+class _Canary:
+    """The canary as the cycle meets it: started through the publisher, followed in the log."""
+
+    def __init__(self, start: Callable[[str, str], Awaitable[JsonObject]], stores: Stores) -> None:
+        self.start = start
+        self._stores = stores
+
+    def trial(self, candidate_id: str) -> Trial | None:
+        return canary_of(self._stores.audit.read(), candidate_id)
+
+
 def build_stages(
     settings: Settings,
     directory: DataDirectory,
@@ -251,10 +264,12 @@ def build_stages(
             )
 
     async def publish(candidate_id: str, against: str) -> JsonObject:
-        async with publisher_for(
-            directory, stores, open_engine, model_name=model_name(settings), clock=time.time
-        ) as publisher:
+        async with publisher_for(directory, stores, open_engine, settings=settings, clock=time.time) as publisher:
             return await publisher.publish(candidate_id, against=against)
+
+    async def start_canary(candidate_id: str, against: str) -> JsonObject:
+        async with publisher_for(directory, stores, open_engine, settings=settings, clock=time.time) as publisher:
+            return await publisher.start_canary(candidate_id, against=against)
 
     return CycleStages(
         settings=settings,
@@ -266,6 +281,8 @@ def build_stages(
         environments=environments,
         open_gate=open_gate,
         publish=publish,
+        canary=None if policy.canary == "none" else _Canary(start_canary, stores),
+        quarantined=lambda: gate_state(stores.audit.read()).live.quarantined,
         save_certificate=lambda certificate: save_certificate(directory, certificate),
         base_model=model_dir,
         base_sha256=base_sha256,

@@ -11,7 +11,7 @@ from typing import Any
 
 import aiohttp
 
-from tidegate.app.engines import embedded_engine, model_name, resolve_base
+from tidegate.app.engines import embedded_engine, resolve_base
 from tidegate.app.gates import (
     certificate_check,
     read_audit_file,
@@ -26,6 +26,7 @@ from tidegate.app.publishing import PublishesReleases, publisher_for
 from tidegate.app.stores import Stores, open_stores
 from tidegate.config import Settings
 from tidegate.core.errors import CommandError, ConflictError, NotFoundError, TidegateError
+from tidegate.core.gate.live_records import trial_status
 from tidegate.core.gate.state import gate_state
 from tidegate.core.hashing import canonical_json
 from tidegate.core.types import Candidate, CandidateState, JsonObject, Release
@@ -55,9 +56,7 @@ async def publishing(settings: Settings, directory: DataDirectory, stores: Store
     def open_engine() -> Any:
         return embedded_engine(settings, resolve_base(settings), replica="command")
 
-    async with publisher_for(
-        directory, stores, open_engine, model_name=model_name(settings), clock=time.time
-    ) as publisher:
+    async with publisher_for(directory, stores, open_engine, settings=settings, clock=time.time) as publisher:
         yield publisher
 
 
@@ -112,6 +111,33 @@ async def rollback_release(settings: Settings, to: str | None, reason: str) -> J
     with open_stores(directory) as stores:
         async with publishing(settings, directory, stores) as publisher:
             return await publisher.rollback(to, reason)
+
+
+def show_trial(settings: Settings) -> JsonObject:
+    """The live trial that runs or ran last.
+
+    Raises:
+        NotFoundError: there was none.
+    """
+    with open_stores(existing(settings)) as stores:
+        trial = gate_state(stores.audit.read()).live.trial
+    if trial is None:
+        raise NotFoundError(
+            "no canary and no holdback was ever started; a policy with canary or holdback rules does so"
+        )
+    return {"kind": trial.kind, **trial_status(trial)}
+
+
+async def stop_canary(settings: Settings, reason: str) -> JsonObject:
+    """End the canary that runs.
+
+    Raises:
+        ConflictError: none runs.
+    """
+    directory = existing(settings)
+    with open_stores(directory) as stores:
+        async with publishing(settings, directory, stores) as publisher:
+            return await publisher.stop_canary(reason)
 
 
 def list_candidates(settings: Settings) -> list[Sequence[Any]]:

@@ -2,20 +2,31 @@
 
 from __future__ import annotations
 
+import uuid
 from collections.abc import AsyncGenerator, Callable
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from typing import Any, Protocol
 
 import aiohttp
 
-from tidegate.app.gates import certificate_check, certificate_of
+from tidegate.app.engines import model_name
+from tidegate.app.gates import build_policy, certificate_check, certificate_of
 from tidegate.app.layout import DataDirectory, ServerAddress
 from tidegate.app.stores import Stores
+from tidegate.app.watch import LiveGate
+from tidegate.app.watch_calls import CallTally
+from tidegate.app.watch_prompts import CanaryPrompts
+from tidegate.app.watch_units import WatchRules
+from tidegate.config import Settings
 from tidegate.core.errors import CommandError, ConflictError, NotFoundError, TidegateError
 from tidegate.core.types import JsonObject
 from tidegate.gateway.admin import release_json
 from tidegate.ports import Engine
 from tidegate.release import Publisher, Router
+from tidegate.signals import builtin_verifiers
+
+_COMMIT_S = 60.0
+"""How long a call that has ended may wait until it is committed, at most."""
 
 
 class PublishesReleases(Protocol):
@@ -29,6 +40,14 @@ class PublishesReleases(Protocol):
     async def promote(self, release_id: str) -> JsonObject: ...
 
     async def rollback(self, to: str | None, reason: str) -> JsonObject: ...
+
+    async def start_canary(self, candidate_id: str, *, against: str) -> JsonObject:
+        """Returns the status of the canary's trial instead."""
+        ...
+
+    async def stop_canary(self, reason: str) -> JsonObject:
+        """Returns the status of the canary's trial instead."""
+        ...
 
 
 class RemotePublisher:
@@ -51,6 +70,12 @@ class RemotePublisher:
 
     async def rollback(self, to: str | None, reason: str) -> JsonObject:
         return await self._post("rollback", {"to": to, "reason": reason})
+
+    async def start_canary(self, candidate_id: str, *, against: str) -> JsonObject:
+        return await self._post("canary", {"candidate": candidate_id, "against": against})
+
+    async def stop_canary(self, reason: str) -> JsonObject:
+        return await self._post("canary/stop", {"reason": reason})
 
     async def _post(self, verb: str, body: JsonObject) -> JsonObject:
         url = f"{self._address.admin_url}/admin/{verb}"
@@ -75,8 +100,9 @@ def _error_of(body: JsonObject) -> TidegateError:
 class LocalPublisher:
     """A publisher in this process: proves the weights on an engine of its own, then commits the alias."""
 
-    def __init__(self, publisher: Publisher) -> None:
+    def __init__(self, publisher: Publisher, live: LiveGate) -> None:
         self._publisher = publisher
+        self._live = live
 
     async def publish(self, candidate_id: str, *, against: str) -> JsonObject:
         return release_json(await self._publisher.publish(candidate_id, against=against))
@@ -87,6 +113,12 @@ class LocalPublisher:
     async def rollback(self, to: str | None, reason: str) -> JsonObject:
         return release_json(await self._publisher.rollback(to, reason))
 
+    async def start_canary(self, candidate_id: str, *, against: str) -> JsonObject:
+        return await self._live.start_canary(candidate_id, against=against)
+
+    async def stop_canary(self, reason: str) -> JsonObject:
+        return await self._live.stop(reason)
+
 
 def build_publisher(
     directory: DataDirectory,
@@ -94,7 +126,7 @@ def build_publisher(
     engine: Engine,
     router: Router,
     *,
-    model_name: str,
+    settings: Settings,
     clock: Callable[[], float],
 ) -> Publisher:
     """Wire a publisher to the stores and the gate's certificates."""
@@ -105,8 +137,43 @@ def build_publisher(
         check_certificate=certificate_check(directory, stores.audit),
         certificate_of=lambda sha256: certificate_of(directory, sha256),
         adapters_dir=directory.adapters,
-        model_name=model_name,
+        model_name=model_name(settings),
         clock=clock,
+        canary_required=build_policy(settings).canary != "none",
+    )
+
+
+def build_live_gate(
+    settings: Settings,
+    directory: DataDirectory,
+    stores: Stores,
+    publisher: Publisher,
+    *,
+    clock: Callable[[], float],
+    prompts: CanaryPrompts | None = None,
+    tally: CallTally | None = None,
+) -> LiveGate:
+    """Wire the live part of the gate to a publisher."""
+    server = settings.server
+    return LiveGate(
+        publisher=publisher,
+        audit=stores.audit,
+        releases=stores.releases,
+        stores=(stores.trajectories, stores.sealed_trajectories),
+        verifiers=builtin_verifiers(),
+        check_certificate=certificate_check(directory, stores.audit),
+        policy=build_policy(settings),
+        rules=WatchRules(
+            metric=settings.watch.metric,
+            verdict_wait_s=settings.watch.verdict_wait_s,
+            late_s=server.request_timeout_s + _COMMIT_S,
+            open_ttl_s=server.episode_ttl_s,
+            max_calls=settings.cycle.max_calls,
+        ),
+        prompts=prompts,
+        tally=CallTally() if tally is None else tally,
+        clock=clock,
+        new_id=lambda: uuid.uuid4().hex,
     )
 
 
@@ -116,7 +183,7 @@ async def publisher_for(
     stores: Stores,
     open_engine: Callable[[], AbstractAsyncContextManager[Engine]],
     *,
-    model_name: str,
+    settings: Settings,
     clock: Callable[[], float],
 ) -> AsyncGenerator[PublishesReleases]:
     """The running server's publisher if there is a server, else a local one."""
@@ -125,7 +192,7 @@ async def publisher_for(
         yield RemotePublisher(address, directory.admin_token())
         return
     async with open_engine() as engine:
-        router = Router(model_name=model_name, episode_ttl_s=0.0, clock=clock)
-        publisher = build_publisher(directory, stores, engine, router, model_name=model_name, clock=clock)
+        router = Router(model_name=model_name(settings), episode_ttl_s=0.0, clock=clock)
+        publisher = build_publisher(directory, stores, engine, router, settings=settings, clock=clock)
         await publisher.reconcile()
-        yield LocalPublisher(publisher)
+        yield LocalPublisher(publisher, build_live_gate(settings, directory, stores, publisher, clock=clock))

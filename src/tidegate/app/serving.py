@@ -18,19 +18,25 @@ from contextlib import AsyncExitStack, asynccontextmanager
 from tidegate.app.engines import embedded_engine, model_name, resolve_base
 from tidegate.app.gates import gate_self_test
 from tidegate.app.layout import DataDirectory, ServerAddress
-from tidegate.app.publishing import build_publisher
+from tidegate.app.publishing import build_live_gate, build_publisher
 from tidegate.app.splits import user_splitter
 from tidegate.app.stores import Stores, open_stores
+from tidegate.app.watch import watch
+from tidegate.app.watch_calls import CallTally
+from tidegate.app.watch_prompts import CanaryPrompts
 from tidegate.capture import Recorder
 from tidegate.config import Settings
 from tidegate.core.errors import ConfigError, RequestError
 from tidegate.core.types import Release, Task
+from tidegate.gate import Grading
 from tidegate.gateway.admin import AdminDependencies, create_admin
 from tidegate.gateway.dependencies import GatewayDependencies
 from tidegate.gateway.factory import create_gateway
 from tidegate.gateway.serve import running_server
+from tidegate.ports import Engine
 from tidegate.release import Router
 from tidegate.signals import builtin_environments, builtin_verifiers
+from tidegate.signals.tasks.file import read_tasks
 
 LOOPBACK = "127.0.0.1"
 
@@ -68,9 +74,13 @@ async def running(settings: Settings, *, say: Callable[[str], None]) -> AsyncGen
         router = Router(
             model_name=model_name(settings), episode_ttl_s=settings.server.episode_ttl_s, clock=time.monotonic
         )
-        publisher = build_publisher(directory, stores, engine, router, model_name=model_name(settings), clock=time.time)
+        publisher = build_publisher(directory, stores, engine, router, settings=settings, clock=time.time)
         champion = await publisher.reconcile()
         say(f"champion is {champion.id!r}")
+        tally = CallTally()
+        prompts = canary_prompts(settings, engine, router)
+        live = build_live_gate(settings, directory, stores, publisher, clock=time.time, prompts=prompts, tally=tally)
+        await live.resume()
         recorder = Recorder(stores.trajectories, stores.sealed_trajectories)
         stack.push_async_callback(recorder.close)
         gateway = create_gateway(
@@ -84,12 +94,14 @@ async def running(settings: Settings, *, say: Callable[[str], None]) -> AsyncGen
                 new_id=lambda: uuid.uuid4().hex,
                 health=_store_health(stores),
                 recorder_counts=recorder.counts,
+                observe_call=tally.add,
             ),
             settings.server,
         )
         admin = create_admin(
             AdminDependencies(
                 publisher=publisher,
+                live=live,
                 releases=lambda: _releases(stores),
                 new_id=lambda: uuid.uuid4().hex,
             ),
@@ -108,7 +120,39 @@ async def running(settings: Settings, *, say: Callable[[str], None]) -> AsyncGen
         )
         directory.announce_server(address)
         stack.callback(directory.withdraw_server)
+        steps = gateway.state.metrics.watch_steps
+        watching = asyncio.create_task(
+            watch(live, interval_s=settings.watch.interval_s, count=lambda outcome: steps.labels(outcome).inc())
+        )
+        stack.push_async_callback(_ended, watching)
         yield address
+
+
+async def _ended(task: asyncio.Task[None]) -> None:
+    task.cancel()
+    await asyncio.wait({task})
+
+
+def canary_prompts(settings: Settings, engine: Engine, router: Router) -> CanaryPrompts | None:
+    """The fixed prompts of the settings.
+
+    Raises:
+        TaskFileError: the file is malformed.
+    """
+    if settings.watch.prompts is None:
+        return None
+    verifiers, environments = builtin_verifiers(), builtin_environments()
+    cycle = settings.cycle
+    grading = Grading(
+        verifiers=verifiers,
+        environments=environments,
+        max_calls=cycle.max_calls,
+        concurrency=cycle.concurrency,
+        timeout_s=cycle.episode_timeout_s,
+        clock=time.monotonic,
+    )
+    tasks = read_tasks(settings.watch.prompts, verifiers=verifiers, environments=environments)
+    return CanaryPrompts(tasks, engine=engine, router=router, grading=grading)
 
 
 def task_check() -> Callable[[Task], None]:

@@ -12,9 +12,11 @@ from tidegate.cli.context import settings_of
 from tidegate.cli.output import EXIT_ABSTAINED, EXIT_REFUSED, boundary, emit, emit_table, say
 from tidegate.cli.running import run_until_interrupted
 
-cycle = typer.Typer(help="Improvement cycles: collect, curate, train, screen, certify, publish.", no_args_is_help=True)
+cycle = typer.Typer(
+    help="Improvement cycles: collect, curate, train, screen, certify, canary, publish.", no_args_is_help=True
+)
 Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
-_EXIT_CODES = {"done": 0, "refused": EXIT_REFUSED, "abstained": EXIT_ABSTAINED, "failed": 1}
+_EXIT_CODES = {"done": 0, "refused": EXIT_REFUSED, "abstained": EXIT_ABSTAINED, "waiting": EXIT_ABSTAINED, "failed": 1}
 
 
 def register(app: typer.Typer) -> None:
@@ -32,7 +34,8 @@ def run(
 ) -> None:
     """Run one cycle, or go on with the one that was interrupted.
 
-    Exit code 0: a new release is served; 3: the gate refused; 4: not enough evidence; 1: failed.
+    Exit code 0: a new release is served; 3: the gate refused; 4: not enough evidence, or a canary runs and the cycle
+    waits for it; 1: failed.
     """
     from tidegate.app.learning import run_one_cycle
 

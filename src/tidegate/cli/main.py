@@ -11,7 +11,7 @@ from typing import Annotated
 
 import typer
 
-from tidegate.cli import audit, candidates, controls, cycles, inspect, releases, run, tasks
+from tidegate.cli import audit, canary, candidates, controls, cycles, inspect, releases, run, tasks
 from tidegate.cli.context import GlobalOptions
 
 app = typer.Typer(
@@ -44,6 +44,7 @@ run.register(app)
 tasks.register(app)
 cycles.register(app)
 candidates.register(app)
+canary.register(app)
 releases.register(app)
 controls.register(app)
 audit.register(app)

@@ -144,6 +144,27 @@ class CycleSettings(_Section):
     )
 
 
+class WatchSettings(_Section):
+    """What looks at live traffic while a canary or a holdback runs."""
+
+    interval_s: Finite = Field(default=30.0, gt=0, description="Time between two looks at new episodes.")
+    metric: str = Field(
+        default="helpful",
+        min_length=1,
+        description="Feedback that counts as the outcome of an episode without a verifier: a bool, or a number in "
+        "[0, 1].",
+    )
+    verdict_wait_s: Finite = Field(
+        default=3600.0,
+        gt=0,
+        description="An episode that has no verdict and no feedback after so long counts for nothing.",
+    )
+    prompts: Path | None = Field(
+        default=None,
+        description="Task file of canary prompts: a canary that answers one of them wrongly, greedily, is rolled back.",
+    )
+
+
 class Settings(BaseSettings):
     """Everything that can be set. Built by :func:`load_settings`; the constructor reads nothing by itself."""
 
@@ -157,6 +178,7 @@ class Settings(BaseSettings):
     curation: CurationSettings = Field(default_factory=CurationSettings)
     training: TrainingSettings = Field(default_factory=TrainingSettings)
     cycle: CycleSettings = Field(default_factory=CycleSettings)
+    watch: WatchSettings = Field(default_factory=WatchSettings)
 
     @classmethod
     def settings_customise_sources(

@@ -8,7 +8,7 @@ again, as a kept or as a dropped item of the manifest.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TypeVar
 
@@ -27,7 +27,7 @@ from tidegate.core.selection.episodes import (
 )
 from tidegate.core.selection.limits import distinct, per_user, within_budget
 from tidegate.core.selection.sequences import Fresh, token_sequences
-from tidegate.core.selection.sifting import FEEDBACK, Dropped, Sifted
+from tidegate.core.selection.sifting import FEEDBACK, Dropped, Sifted, sift
 from tidegate.core.types import Episode, Example, Feedback, Messages, Outcome, Task, Verdict
 from tidegate.curation.batch import Batch, example_line, make_batch
 from tidegate.ports import Verifier
@@ -48,11 +48,12 @@ def curate(
     seed: int,
     verifiers: Mapping[str, Verifier],
     demonstrations: Sequence[Example] = (),
+    quarantined: Collection[str] = (),
 ) -> Batch:
     """Choose what trains.
 
-    Steps: consent, split, main line, verdict, success, token sequences, exact duplicates, one user's share,
-    budget; then demonstrations, those given here and those that came as feedback on train episodes.
+    Steps: consent, split, main line, verdict, success, token sequences, quarantine, exact duplicates, one user's
+    share, budget; then demonstrations, those given here and those that came as feedback on train episodes.
 
     Args:
         episodes: of the train split; others are dropped as ``not_train``.
@@ -63,13 +64,14 @@ def curate(
         verifiers: by name; a demonstration on a task must pass the task's verifier, and is dropped when that
             is not among them. Feedback alone trains only where no program can check.
         demonstrations: the operator's own, trained as they are.
+        quarantined: ids of examples that trained what was rolled back; none from traffic trains again.
 
     Returns:
         The batch; the same input in any order gives the same bytes.
     """
     ledger = _Ledger()
-    fresh = _fresh(episodes, verdicts, settings, seed, ledger)
-    shown = _demonstrations(episodes, feedback, verifiers, ledger)
+    fresh = _fresh(episodes, verdicts, settings, seed, ledger, quarantined=quarantined)
+    shown = ledger.take(_not_quarantined(_demonstrations(episodes, feedback, verifiers, ledger), quarantined))
     given = _unique(demonstrations, ledger)
     given = ledger.take(per_prompt(given, most=settings.max_per_prompt, seed=seed))
     prompts = Counter(prompt_key(item.example) for item in given)
@@ -97,7 +99,13 @@ class _Ledger:
 
 
 def _fresh(
-    episodes: Sequence[Episode], verdicts: Sequence[Verdict], settings: CurationSettings, seed: int, ledger: _Ledger
+    episodes: Sequence[Episode],
+    verdicts: Sequence[Verdict],
+    settings: CurationSettings,
+    seed: int,
+    ledger: _Ledger,
+    *,
+    quarantined: Collection[str],
 ) -> tuple[Fresh, ...]:
     judged = verdicts_by_episode(verdicts)
     kept = ledger.take(with_consent(sorted(episodes, key=lambda episode: episode.id)))
@@ -105,10 +113,22 @@ def _fresh(
     kept = ledger.take(main_line(kept))
     kept = ledger.take(with_verdict(kept, judged))
     kept = ledger.take(successful(kept, judged, threshold=settings.success_threshold))
-    fresh = ledger.take(token_sequences(kept))
+    fresh = ledger.take(_not_quarantined(ledger.take(token_sequences(kept)), quarantined))
     fresh = ledger.take(distinct(fresh, copies=settings.max_per_prompt, seed=seed))
     fresh = ledger.take(per_user(fresh, most=settings.max_per_user, seed=seed))
     return ledger.take(within_budget(fresh, budget=settings.max_examples, seed=seed))
+
+
+def _not_quarantined(fresh: Sequence[Fresh], quarantined: Collection[str]) -> Sifted[Fresh]:
+    """What did not train anything that was rolled back."""
+
+    def reason_against(item: Fresh) -> str | None:
+        return "quarantined" if item.example.id in quarantined else None
+
+    def drop(item: Fresh, reason: str) -> Dropped:
+        return Dropped(id=item.example.id, reason=reason, kind=item.example.kind, source=item.example.source)
+
+    return sift(fresh, reason_against, drop)
 
 
 def _unique(demonstrations: Sequence[Example], ledger: _Ledger) -> tuple[Fresh, ...]:

@@ -1,9 +1,11 @@
 """The resumable state machine of one improvement cycle.
 
-``COLLECT -> CURATE -> TRAIN -> SCREEN -> CERTIFY -> PUBLISH -> DONE``, or ``REFUSED``, ``ABSTAINED``,
+``COLLECT -> CURATE -> TRAIN -> SCREEN -> CERTIFY -> CANARY -> PUBLISH -> DONE``, or ``REFUSED``, ``ABSTAINED``,
 ``FAILED``. Each step is a function of the outputs of the steps before it and of the configuration that was
 frozen when the cycle opened; its output is recorded once. After a crash the machine runs again from the first
-step without a record, and because steps are deterministic it ends as it would have ended. Knows nothing of
+step without a record, and because steps are deterministic it ends as it would have ended. A step that waits for the
+world, as a canary waits for users, leaves the cycle open: the run ends as ``WAITING``, and the next one takes the step
+again. Knows nothing of
 stores, engines or training beyond what is passed in.
 """
 
@@ -27,21 +29,23 @@ class Step(StrEnum):
     TRAIN = "train"
     SCREEN = "screen"
     CERTIFY = "certify"
+    CANARY = "canary"
     PUBLISH = "publish"
 
 
 class CycleOutcome(StrEnum):
-    """How a cycle ended."""
+    """How a cycle ended; ``waiting`` is no end, the cycle is still open."""
 
     DONE = "done"
     REFUSED = "refused"
     ABSTAINED = "abstained"
     FAILED = "failed"
+    WAITING = "waiting"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepResult:
-    """A step's output (JSON) and, when the cycle ends here, its outcome and the reasons in words."""
+    """A step's output (JSON) and, when the run ends here, its outcome and the reasons in words."""
 
     output: JsonObject
     ends: CycleOutcome | None = None
@@ -50,7 +54,7 @@ class StepResult:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CycleEvent:
-    """Progress for whoever watches: ``started``, ``progress``, ``finished`` or ``resumed`` of a step."""
+    """Progress for whoever watches: ``started``, ``progress``, ``finished``, ``waiting`` or ``resumed`` of a step."""
 
     cycle_id: str
     step: Step
@@ -60,7 +64,7 @@ class CycleEvent:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CycleResult:
-    """The end of a cycle, with the output of every step that ran."""
+    """How far a run of a cycle came, with the output of every step that ran."""
 
     cycle_id: str
     outcome: CycleOutcome
@@ -73,6 +77,9 @@ Report: TypeAlias = Callable[[JsonObject], None]
 StepFunction: TypeAlias = Callable[[JsonObject, Outputs, Report], Awaitable[StepResult]]
 """(frozen configuration, outputs so far, progress callback) -> result."""
 
+
+_SERVING = (Step.CANARY, Step.PUBLISH)
+"""Steps that act on a certificate, which stands whether or not they can be carried out now."""
 
 _PASSING = (CommandError, EngineError, StoreError)
 """Faults of a publication that another try may not meet: a server that restarts, a locked database."""
@@ -106,6 +113,8 @@ async def run_cycle(
     run = _Run(cycle_id=cycle_id, config=config, store=store, clock=clock, observe=observe)
     for step in Step:
         result = await run.step(step, steps[step])
+        if result.ends is CycleOutcome.WAITING:
+            return run.result(result.ends, result.reasons)
         if result.ends is not None:
             return run.close(result.ends, result.reasons)
     return run.close(CycleOutcome.DONE, ())
@@ -129,16 +138,18 @@ class _Run:
             self._tell(step, "started", {})
             started = self.clock()
             recorded = await self._execute(step, function)
-            self._tell(step, "finished", {"seconds": self.clock() - started, **recorded})
+            waits = recorded["ends"] == CycleOutcome.WAITING.value
+            self._tell(step, "waiting" if waits else "finished", {"seconds": self.clock() - started, **recorded})
         result = _unpack(recorded)
         self.outputs[step] = result.output
         return result
 
     async def _execute(self, step: Step, function: StepFunction) -> JsonObject:
+        """Run a step and record its output, unless it waits."""
         try:
             result = await function(self.config, self.outputs, lambda detail: self._tell(step, "progress", detail))
         except TidegateError as error:
-            if step is Step.PUBLISH and isinstance(error, _PASSING):
+            if step in _SERVING and isinstance(error, _PASSING):
                 raise CycleError(
                     f"cycle {self.cycle_id!r} could not publish what was certified: {error}; the promotion stands, run "
                     "'tidegate cycle run' again to go on"
@@ -150,6 +161,8 @@ class _Run:
             )
             self.store.close_cycle(self.cycle_id, CycleOutcome.FAILED.value, time=now)
             raise CycleError(f"cycle {self.cycle_id!r} failed in step {reason}") from error
+        if result.ends is CycleOutcome.WAITING:
+            return _pack(result)
         self.store.finish_step(self.cycle_id, step.value, _pack(result), time=self.clock())
         # What the store kept is what counts: after a race the first output stands.
         return self.store.steps(self.cycle_id)[step.value]
@@ -157,6 +170,10 @@ class _Run:
     def close(self, outcome: CycleOutcome, reasons: tuple[str, ...]) -> CycleResult:
         """Record how the cycle ended."""
         self.store.close_cycle(self.cycle_id, outcome.value, time=self.clock())
+        return self.result(outcome, reasons)
+
+    def result(self, outcome: CycleOutcome, reasons: tuple[str, ...]) -> CycleResult:
+        """How far the run came."""
         outputs = {step.value: output for step, output in self.outputs.items()}
         return CycleResult(cycle_id=self.cycle_id, outcome=outcome, reasons=reasons, steps=outputs)
 

@@ -9,15 +9,11 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from collections.abc import Awaitable, Callable, Mapping, Sequence
-from contextlib import AbstractAsyncContextManager
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, replace
-from pathlib import Path
-from typing import Protocol
 
-from tidegate.config import Settings
-from tidegate.core.errors import ConflictError
 from tidegate.core.gate.decisions import Reply, ScreenAbstained, ScreenPassed, reasons_of
+from tidegate.core.selection.sifting import KEPT
 from tidegate.core.types import (
     AdapterRef,
     Candidate,
@@ -29,42 +25,13 @@ from tidegate.core.types import (
     Task,
 )
 from tidegate.curation import curate, write_batch
+from tidegate.cycle.going_live import canary, publish
 from tidegate.cycle.machine import CycleOutcome, Outputs, Report, Step, StepFunction, StepResult
-from tidegate.gate import Arm, Gate
-from tidegate.ports import CycleStore, Environment, ReleaseStore, TrajectoryStore, Verifier
-from tidegate.release import BARE_BASE
+from tidegate.cycle.stages import CycleStages, candidate_of, move, served_content
+from tidegate.gate import Arm
+from tidegate.ports import CycleStore
 from tidegate.signals import score_episodes, verdict_key
 from tidegate.training import TrainingJob, run_training
-
-
-class ManifestStore(Protocol):
-    """Where the manifests of batches are kept beside the interactions that they name."""
-
-    def add_manifest(self, manifest_hash: str, body: JsonObject, *, time: float) -> bool: ...
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class CycleStages:
-    """Everything that the steps work with. Only :func:`certify` asks for ``sealed_episodes``.
-
-    ``publish`` takes the candidate's id and the adapter hash that it was judged against (``base`` for the bare base).
-    """
-
-    settings: Settings
-    trajectories: TrajectoryStore
-    manifests: ManifestStore
-    sealed_episodes: Callable[[], list[Episode]]
-    releases: ReleaseStore
-    verifiers: Mapping[str, Verifier]
-    environments: Mapping[str, Environment]
-    open_gate: Callable[[Callable[[str, int, int], None]], AbstractAsyncContextManager[Gate]]
-    publish: Callable[[str, str], Awaitable[JsonObject]]
-    save_certificate: Callable[[JsonObject], None]
-    base_model: Path
-    base_sha256: str
-    adapters_dir: Path
-    batches_dir: Path
-    clock: Callable[[], float]
 
 
 def cycle_steps(stages: CycleStages) -> dict[Step, StepFunction]:
@@ -75,6 +42,7 @@ def cycle_steps(stages: CycleStages) -> dict[Step, StepFunction]:
         Step.TRAIN: _Bound(stages, train),
         Step.SCREEN: _Bound(stages, screen),
         Step.CERTIFY: _Bound(stages, certify),
+        Step.CANARY: _Bound(stages, canary),
         Step.PUBLISH: _Bound(stages, publish),
     }
 
@@ -165,6 +133,7 @@ async def curate_batch(stages: CycleStages, config: JsonObject, outputs: Outputs
             settings=settings,
             seed=int(config["seed"]),
             verifiers=stages.verifiers,
+            quarantined=_quarantined_examples(stages),
         )
         path = write_batch(batch, stages.batches_dir)
         stages.manifests.add_manifest(batch.hash, batch.manifest, time=stages.clock())
@@ -227,7 +196,7 @@ async def train(stages: CycleStages, config: JsonObject, outputs: Outputs, repor
 
 async def screen(stages: CycleStages, config: JsonObject, outputs: Outputs, report: Report) -> StepResult:
     """The free look at dev users' tasks."""
-    candidate = _candidate(stages, outputs)
+    candidate = candidate_of(stages, outputs)
     if candidate.state is not CandidateState.PROPOSED:
         return _decided_before(candidate)
     episodes = [episode for episode in _dev_episodes(stages, config) if episode.task is not None]
@@ -236,25 +205,25 @@ async def screen(stages: CycleStages, config: JsonObject, outputs: Outputs, repo
         screened = await gate.screen_candidate(
             candidate,
             challenger=_arm(stages, candidate.adapter_sha256),
-            champion=_arm(stages, _served(stages, "champion")),
+            champion=_arm(stages, served_content(stages, "champion")),
             dev=dev,
             decoding=traffic_decoding(episodes),
         )
     reasons = reasons_of(screened.result)
     output = {"dev_tasks": len(dev), "audit_seq": screened.record.seq, "reasons": list(reasons)}
     if isinstance(screened.result, ScreenPassed):
-        _move(stages, candidate, CandidateState.SCREENED, reasons)
+        move(stages, candidate, CandidateState.SCREENED, reasons)
         return StepResult(output=output, reasons=reasons)
     if isinstance(screened.result, ScreenAbstained):
         return StepResult(output=output, ends=CycleOutcome.ABSTAINED, reasons=reasons)
-    _move(stages, candidate, CandidateState.REJECTED, reasons)
+    move(stages, candidate, CandidateState.REJECTED, reasons)
     return StepResult(output=output, ends=CycleOutcome.REFUSED, reasons=reasons)
 
 
 async def certify(stages: CycleStages, config: JsonObject, outputs: Outputs, report: Report) -> StepResult:
     """The look at sealed users' tasks that decides."""
     del config
-    candidate = _candidate(stages, outputs)
+    candidate = candidate_of(stages, outputs)
     episodes = await asyncio.to_thread(stages.sealed_episodes)
     replayable = [episode for episode in episodes if episode.task is not None]
     seen = await asyncio.to_thread(_open_task_ids, stages)
@@ -263,13 +232,13 @@ async def certify(stages: CycleStages, config: JsonObject, outputs: Outputs, rep
         for episode in replayable
         if episode.task is not None and episode.task.id not in seen
     ]
-    champion = _served(stages, "champion")
+    champion = served_content(stages, "champion")
     async with stages.open_gate(_progress(report)) as gate:
         certified = await gate.certify_candidate(
             candidate,
             challenger=_arm(stages, candidate.adapter_sha256),
             champion=_arm(stages, champion),
-            anchor=_arm(stages, _served(stages, "anchor")),
+            anchor=_arm(stages, served_content(stages, "anchor")),
             tasks=tasks,
             decoding=traffic_decoding(replayable),
         )
@@ -283,27 +252,20 @@ async def certify(stages: CycleStages, config: JsonObject, outputs: Outputs, rep
     if certified.reply is Reply.ABSTAIN:
         return StepResult(output=output, ends=CycleOutcome.ABSTAINED, reasons=reasons_of(certified.decision))
     if certified.reply is Reply.REJECT:
-        _move(stages, candidate, CandidateState.REJECTED, ("the gate rejected it",))
+        move(stages, candidate, CandidateState.REJECTED, ("the gate rejected it",))
         reason = f"the gate rejected it; audit record {certified.record.seq} says why to operators"
         return StepResult(output=output, ends=CycleOutcome.REFUSED, reasons=(reason,))
     assert certified.certificate is not None  # noqa: S101 - a promotion always carries one
     stages.save_certificate(certified.certificate)
-    _move(stages, candidate, CandidateState.CERTIFIED, ("the gate certified it",))
+    move(stages, candidate, CandidateState.CERTIFIED, ("the gate certified it",))
     return StepResult(output=output, reasons=reasons_of(certified.decision))
 
 
-async def publish(stages: CycleStages, config: JsonObject, outputs: Outputs, report: Report) -> StepResult:
-    """Hot-swap the certified candidate into serving, unless the champion that it was judged against has changed."""
-    del config, report
-    candidate = _candidate(stages, outputs)
-    judged_against = outputs[Step.CERTIFY]["champion_sha256"]
-    served = _served(stages, "champion")
-    if served not in (judged_against, candidate.adapter_sha256):
-        reason = f"the champion changed from {_short(judged_against)} to {_short(served)} while it was judged"
-        _move(stages, candidate, CandidateState.REJECTED, (reason,))
-        return StepResult(output={"champion_sha256": served}, ends=CycleOutcome.REFUSED, reasons=(reason,))
-    release = await stages.publish(candidate.id, judged_against or BARE_BASE)
-    return StepResult(output={"release": release["id"]}, reasons=(f"serving {release['id']}",))
+def _quarantined_examples(stages: CycleStages) -> frozenset[str]:
+    """Ids of everything that batches trained whose candidates were rolled back."""
+    manifests = (stages.manifests.get_manifest(name) for name in sorted(stages.quarantined()))
+    items = (item for manifest in manifests if manifest is not None for item in manifest["items"])
+    return frozenset(str(item["id"]) for item in items if item["reason"] == KEPT)
 
 
 def traffic_decoding(episodes: Sequence[Episode]) -> Sampling:
@@ -333,22 +295,6 @@ def _dev_episodes(stages: CycleStages, config: JsonObject) -> list[Episode]:
     return episodes[-stages.settings.cycle.max_dev_tasks :]
 
 
-def _candidate(stages: CycleStages, outputs: Outputs) -> Candidate:
-    wanted = outputs[Step.TRAIN]["candidate"]
-    return next(candidate for candidate in stages.releases.list_candidates() if candidate.id == wanted)
-
-
-def _served(stages: CycleStages, alias: str) -> str | None:
-    """Adapter hash behind an alias; a deployment without an anchor is held to release 0."""
-    aliases = stages.releases.aliases()
-    releases = {release.id: release for release in stages.releases.list_releases()}
-    if not releases:
-        raise ConflictError("nothing was ever served from this data directory; run 'tidegate serve' first")
-    if alias not in aliases:
-        return min(releases.values(), key=lambda release: release.number).adapter_sha256
-    return releases[aliases[alias]].adapter_sha256
-
-
 def _arm(stages: CycleStages, sha256: str | None) -> Arm:
     if sha256 is None:
         return Arm.of(None, base_sha256=stages.base_sha256)
@@ -365,13 +311,5 @@ def _decided_before(candidate: Candidate) -> StepResult:
     return StepResult(output=output, ends=CycleOutcome.REFUSED, reasons=(reason,))
 
 
-def _move(stages: CycleStages, candidate: Candidate, state: CandidateState, reasons: Sequence[str]) -> None:
-    stages.releases.set_candidate_state(candidate.id, state, reasons=tuple(reasons), time=stages.clock())
-
-
 def _progress(report: Report) -> Callable[[str, int, int], None]:
     return lambda arm, done, wanted: report({"arm": arm, "done": done, "of": wanted})
-
-
-def _short(sha256: str | None) -> str:
-    return sha256[:8] if sha256 else "the base model"

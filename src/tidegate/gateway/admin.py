@@ -43,11 +43,28 @@ class Publisher(Protocol):
         ...
 
 
+class LiveTrials(Protocol):
+    """Canaries, and the holdback beside the champion."""
+
+    async def start_canary(self, candidate_id: str, *, against: str) -> JsonObject:
+        """Put a certified candidate before a share of the users, unless another champion than ``against`` is served."""
+        ...
+
+    async def stop(self, reason: str) -> JsonObject:
+        """End the canary that runs; its candidate is rejected."""
+        ...
+
+    def status(self) -> JsonObject:
+        """What runs now, under ``canary`` and ``holdback``."""
+        ...
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AdminDependencies:
     """``releases`` lists all releases by number; ``new_id`` makes request ids."""
 
     publisher: Publisher
+    live: LiveTrials
     releases: Callable[[], Awaitable[Sequence[Release]]]
     new_id: Callable[[], str]
 
@@ -62,6 +79,16 @@ class PublishRequest(_Body):
 
     candidate: str = Field(min_length=1)
     against: str = Field(min_length=1)
+
+
+class CanaryRequest(PublishRequest):
+    """As :class:`PublishRequest`, for a share of the users."""
+
+
+class StopRequest(_Body):
+    """``reason`` goes into the audit log."""
+
+    reason: str = Field(min_length=1, max_length=1000)
 
 
 class PromoteRequest(_Body):
@@ -93,7 +120,7 @@ def create_admin(deps: AdminDependencies, token: str) -> FastAPI:
 
     async def show_status(request: Request) -> Response:
         del request
-        return JSONResponse(dict(await deps.publisher.status()))
+        return JSONResponse({**await deps.publisher.status(), **deps.live.status()})
 
     async def publish(request: Request) -> Response:
         body = await _body(request, PublishRequest)
@@ -107,9 +134,19 @@ def create_admin(deps: AdminDependencies, token: str) -> FastAPI:
         body = await _body(request, RollbackRequest)
         return JSONResponse(release_json(await deps.publisher.rollback(body.to, body.reason)))
 
+    async def start_canary(request: Request) -> Response:
+        body = await _body(request, CanaryRequest)
+        return JSONResponse(dict(await deps.live.start_canary(body.candidate, against=body.against)))
+
+    async def stop_canary(request: Request) -> Response:
+        body = await _body(request, StopRequest)
+        return JSONResponse(dict(await deps.live.stop(body.reason)))
+
     app.add_route("/admin/releases", list_releases, methods=["GET"])
     app.add_route("/admin/status", show_status, methods=["GET"])
     app.add_route("/admin/publish", publish, methods=["POST"])
+    app.add_route("/admin/canary", start_canary, methods=["POST"])
+    app.add_route("/admin/canary/stop", stop_canary, methods=["POST"])
     app.add_route("/admin/promote", promote, methods=["POST"])
     app.add_route("/admin/rollback", rollback, methods=["POST"])
     app.add_middleware(EdgeMiddleware, new_id=deps.new_id, keys=(token,))

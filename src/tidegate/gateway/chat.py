@@ -17,6 +17,7 @@ from starlette.types import Receive, Scope, Send
 from tidegate.config.settings import ServerSettings
 from tidegate.core.errors import (
     AdapterError,
+    EngineBusyError,
     EngineError,
     EngineTimeoutError,
     RequestError,
@@ -118,6 +119,7 @@ class ChatEndpoint:
             # only a server that stops cancels us; its client and the record still hear of it, then the task ends
             failure = StoppingError("the server is stopping; repeat the request in a moment")
         self._metrics.generations.labels(_outcome(failure)).inc()
+        self._deps.observe_call(routed.release_id, call.identity.user_key, _is_engine_fault(failure))
         self._unpin(call, fold, failure)
         if failure is None or fold.choices() or isinstance(failure, _CUT_SHORT):
             failure = await self._record(call, fold, interaction_id, routed.release_id) or failure
@@ -206,6 +208,11 @@ class ChatEndpoint:
         counts = usage(fold.prompt_token_ids, fold.choices())
         self._metrics.tokens.labels("prompt").inc(counts["prompt_tokens"])
         self._metrics.tokens.labels("completion").inc(counts["completion_tokens"])
+
+
+def _is_engine_fault(failure: TidegateError | ClientGoneError | None) -> bool:
+    """Whether the engine failed the call; a full queue is no release's fault."""
+    return isinstance(failure, EngineError) and not isinstance(failure, EngineBusyError)
 
 
 def _outcome(failure: TidegateError | ClientGoneError | None) -> str:

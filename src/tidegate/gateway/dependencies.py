@@ -62,6 +62,10 @@ async def _nothing_else() -> Sequence[str]:
     return ()
 
 
+def _unobserved(release_id: str, user_key: str, failed: bool) -> None:
+    del release_id, user_key, failed
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GatewayDependencies:
     """Everything that the public API stands on.
@@ -77,6 +81,7 @@ class GatewayDependencies:
         health: reasons beyond engine and champion why requests cannot be served now (a store that does not
             take writes); empty when there are none.
         recorder_counts: the recorder's events since the start by kind, for ``/metrics``.
+        observe_call: told of each call that ended: release, user key, whether the engine failed it.
         monotonic: seconds for latencies.
     """
 
@@ -89,4 +94,5 @@ class GatewayDependencies:
     new_id: Callable[[], str]
     health: Callable[[], Awaitable[Sequence[str]]] = _nothing_else
     recorder_counts: Callable[[], Mapping[str, int]] = dict
+    observe_call: Callable[[str, str, bool], None] = _unobserved
     monotonic: Callable[[], float] = time.monotonic

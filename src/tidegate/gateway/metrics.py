@@ -43,6 +43,9 @@ class GatewayMetrics:
         self.feedback = Counter(
             "tidegate_feedback", "Feedback by what became of it.", ("result",), registry=self.registry
         )
+        self.watch_steps = Counter(
+            "tidegate_watch_steps", "Looks at live traffic by how they ended.", ("outcome",), registry=self.registry
+        )
 
         self.recorder_events = RecorderEvents(recorder_counts)
         self.registry.register(self.recorder_events)

@@ -1,0 +1,89 @@
+"""What the steps of a cycle work with, and the questions that several of them ask."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Protocol
+
+from tidegate.config import Settings
+from tidegate.core.errors import ConflictError
+from tidegate.core.gate.live_state import Trial
+from tidegate.core.types import Candidate, CandidateState, Episode, JsonObject
+from tidegate.cycle.machine import Outputs, Step
+from tidegate.gate import Gate
+from tidegate.ports import Environment, ReleaseStore, TrajectoryStore, Verifier
+
+
+class ManifestStore(Protocol):
+    """Where the manifests of batches are kept beside the interactions that they name."""
+
+    def add_manifest(self, manifest_hash: str, body: JsonObject, *, time: float) -> bool: ...
+
+    def get_manifest(self, manifest_hash: str) -> JsonObject | None: ...
+
+
+class CanaryStage(Protocol):
+    """The canary that the policy asks for."""
+
+    def start(self, candidate_id: str, against: str, /) -> Awaitable[JsonObject]:
+        """Put a certified candidate before a share of the users; again is a no-op."""
+        ...
+
+    def trial(self, candidate_id: str) -> Trial | None:
+        """Its canary as the log has it, None before it started."""
+        ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CycleStages:
+    """Everything that the steps work with. Only :func:`certify` asks for ``sealed_episodes``.
+
+    ``publish`` takes the candidate's id and the adapter hash that it was judged against (``base`` for the bare base).
+    ``canary`` is None when the policy asks for none. ``quarantined`` gives hashes of batches that trained what was
+    rolled back.
+    """
+
+    settings: Settings
+    trajectories: TrajectoryStore
+    manifests: ManifestStore
+    sealed_episodes: Callable[[], list[Episode]]
+    releases: ReleaseStore
+    verifiers: Mapping[str, Verifier]
+    environments: Mapping[str, Environment]
+    open_gate: Callable[[Callable[[str, int, int], None]], AbstractAsyncContextManager[Gate]]
+    publish: Callable[[str, str], Awaitable[JsonObject]]
+    canary: CanaryStage | None
+    quarantined: Callable[[], Collection[str]]
+    save_certificate: Callable[[JsonObject], None]
+    base_model: Path
+    base_sha256: str
+    adapters_dir: Path
+    batches_dir: Path
+    clock: Callable[[], float]
+
+
+def candidate_of(stages: CycleStages, outputs: Outputs) -> Candidate:
+    wanted = outputs[Step.TRAIN]["candidate"]
+    return next(candidate for candidate in stages.releases.list_candidates() if candidate.id == wanted)
+
+
+def served_content(stages: CycleStages, alias: str) -> str | None:
+    """Adapter hash behind an alias; a deployment without an anchor is held to release 0."""
+    aliases = stages.releases.aliases()
+    releases = {release.id: release for release in stages.releases.list_releases()}
+    if not releases:
+        raise ConflictError("nothing was ever served from this data directory; run 'tidegate serve' first")
+    if alias not in aliases:
+        return min(releases.values(), key=lambda release: release.number).adapter_sha256
+    return releases[aliases[alias]].adapter_sha256
+
+
+def move(stages: CycleStages, candidate: Candidate, state: CandidateState, reasons: Sequence[str]) -> None:
+    stages.releases.set_candidate_state(candidate.id, state, reasons=tuple(reasons), time=stages.clock())
+
+
+def short(sha256: str | None) -> str:
+    return sha256[:8] if sha256 else "the base model"
