@@ -40,6 +40,7 @@ from tidegate.core.gate import (
     gate_state,
     verify_audit,
 )
+from tidegate.core.gate.live_state import QUARANTINE
 from tidegate.core.gate.policy import CollapseRules
 from tidegate.core.statistics import sign_flip_test
 from tidegate.core.types import AdapterRef, Answer, AuditRecord, GenerationRequest, JsonObject, Outcome, Sampling, Task
@@ -527,12 +528,13 @@ async def test_records_that_decide_nothing_may_come_between(world: GateWorld) ->
     inner = world.audit
 
     def note(log: Any) -> None:
-        log.append("candidate_moved", {"candidate": "c"}, time=1.0)
+        batch = f"{len(list(log.read())):064}"  # what live traffic shows moves the state and is another matter
+        log.append(QUARANTINE, {"manifest_hash": batch}, time=1.0)
 
     world.audit = Meanwhile(inner, note, reads=[1, 2, 3, 5, 6])
     assert (await world.certify("good", 0.8, sealed_traffic(45))).reply is Reply.PROMOTE
     kinds = [record.kind for record in inner.read()]
-    assert kinds == [*["candidate_moved"] * 3, "epoch_opened", *["candidate_moved"] * 2, "decision"]
+    assert kinds == [*[QUARANTINE] * 3, "epoch_opened", *[QUARANTINE] * 2, "decision"]
     assert verify_audit(inner.read()).promotions == 1
 
 

@@ -7,7 +7,7 @@ from typing import Final
 
 from tidegate.core.types import Release, Sampling, Task
 from tidegate.gate import Grading, evaluate
-from tidegate.gate.asking import cut_short, seeded
+from tidegate.gate.asking import seeded
 from tidegate.ports import Engine
 from tidegate.release import Router
 
@@ -53,4 +53,4 @@ class CanaryPrompts:
                 sampling=seeded(_GREEDY, "canary prompts"),
                 grading=self._grading,
             )
-        return {answer.task_id: answer.passed for answer in answers if not cut_short(answer)}
+        return {answer.task_id: answer.passed for answer in answers if not answer.cut_short}

@@ -41,7 +41,7 @@ class Journal:
         """
         for _ in range(_APPEND_ATTEMPTS):
             records = await self.records()
-            if gate_state(records) != state:
+            if not gate_state(records).decides_as(state):
                 raise GateError(
                     f"the {kind} record of this look was not written: another process decided meanwhile, or opened an "
                     "epoch; nothing is promoted and no look is spent: run again"

@@ -67,6 +67,10 @@ class GateState:
         """The ledger before the next look under ``policy``; looser rules wait for the next window."""
         return _ledger_under(self.window, policy.ledger)
 
+    def decides_as(self, other: GateState) -> bool:
+        """Whether a look at a sealed set means the same in both states: what live traffic shows does not enter it."""
+        return replace(self, live=other.live) == other
+
     def why_not_decide(self, policy: Policy) -> str | None:
         """What keeps the gate from deciding under ``policy`` now, in words; None when nothing does."""
         window, used = (1, 0) if self.window is None else (self.window.window, self.window.used)
