@@ -8,16 +8,21 @@ from __future__ import annotations
 
 import json
 import math
+import re
 from dataclasses import replace
 from functools import partial
+from importlib import resources
 from typing import Any
 
 import numpy as np
 import pytest
 from typer.testing import CliRunner
 
+from tidegate.app.planning import simulate
 from tidegate.cli.gate import markdown
 from tidegate.cli.main import app
+from tidegate.config import Settings
+from tidegate.core.errors import ConfigError
 from tidegate.core.gate.policy import CanaryRules, HoldbackRules, Policy
 from tidegate.core.gate.simulation import TABLES, Setup, Table, live
 from tidegate.core.gate.simulation.looks import (
@@ -140,6 +145,14 @@ def test_small_losses_add_up_only_without_the_ledger_and_without_the_anchor() ->
     assert -0.015 < drift["not worse, bounds: True"] < 0.0
 
 
+def test_the_anchor_alone_stops_small_losses_near_its_margin() -> None:
+    """As above, with bounds against the champion so wide that only the one against the anchor can hold."""
+    rules = replace(POLICY.non_inferiority, overall_margin=0.5, slice_margin=0.9)
+    gains = np.full((30, 100), -0.005)
+    promoted = certified(gains, replace(POLICY, non_inferiority=rules), rng(), superiority="not worse")
+    assert -0.03 < measure(gains, promoted).drift < -0.005
+
+
 def test_bounds_only_take_promotions_away() -> None:
     gains = mixed_gains((150, LOOKS), rng(4))
     alone = measure(gains, certified(gains, POLICY, rng(5), bounds=False))
@@ -228,6 +241,27 @@ def test_the_command_prints_every_table(tmp_path: Any, monkeypatch: pytest.Monke
     assert [table["name"] for table in report["tables"]] == list(TABLES)
     refused = CliRunner().invoke(app, ["gate", "simulate", "--windows", "0"])
     assert refused.exit_code == 2
+
+
+def test_a_policy_without_live_stages_has_fewer_tables_and_people_read_markdown(
+    tmp_path: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    shipped = (resources.files("tidegate.gate") / "policies" / "default.toml").read_text(encoding="utf-8")
+    kept = re.sub(r"^\[(canary|holdback)\]\n(?:(?!\[).*\n)*", "", shipped, flags=re.MULTILINE)
+    bare = kept.replace('name = "default"', 'name = "bare"\ncanary = "none"\nholdback = "none"')
+    (tmp_path / "bare.toml").write_text(bare, encoding="utf-8")
+    (tmp_path / "tidegate.toml").write_text('policy = "bare.toml"\n', encoding="utf-8")
+    shown = CliRunner().invoke(app, ["gate", "simulate", "--windows", "1", "--seed", "3"])
+    assert shown.exit_code == 0, shown.output
+    assert shown.stdout.startswith("1 windows, seed 3\n\n**Rules on the same stream.**")
+    assert "| the ledger |" in shown.stdout
+    assert "canary" not in shown.stdout.lower()
+
+
+def test_sizes_that_cannot_be_simulated_are_refused() -> None:
+    with pytest.raises(ConfigError, match="windows = 0"):
+        list(simulate(Settings(), windows=0, seed=0))
 
 
 def test_a_table_is_shown_as_markdown() -> None:
