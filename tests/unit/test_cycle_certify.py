@@ -12,7 +12,8 @@ from store_samples import interaction, release
 from tidegate.config import Settings
 from tidegate.core.types import CandidateState, Interaction, JsonObject, Split, Task
 from tidegate.cycle.machine import CycleOutcome, Step, StepResult
-from tidegate.cycle.steps import CycleStages, cycle_steps
+from tidegate.cycle.stages import CycleStages
+from tidegate.cycle.steps import cycle_steps
 from tidegate.gate import Gate, KeyPair
 from tidegate.stores.memory import MemoryReleaseStore, MemoryTrajectoryStore
 
@@ -57,6 +58,8 @@ async def certified(world: GateWorld, *, train: Sequence[Task], dev: Sequence[Ta
         environments={},
         open_gate=open_gate,
         publish=publish,
+        canary=None,
+        quarantined=tuple,
         save_certificate=lambda certificate: None,
         base_model=Path("base"),
         base_sha256=BASE,

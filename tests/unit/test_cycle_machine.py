@@ -153,15 +153,18 @@ async def run_failing(store: MemoryCycleStore, ids: Ids, step: Step, error: Exce
     assert str(error) in str(caught.value)
 
 
+@pytest.mark.parametrize("step", [Step.CANARY, Step.PUBLISH])
 @pytest.mark.parametrize("kind", [CommandError, EngineError, EngineBusyError, StoreError])
-async def test_a_publication_that_another_try_may_carry_out_leaves_the_cycle_open(kind: type[TidegateError]) -> None:
+async def test_a_publication_that_another_try_may_carry_out_leaves_the_cycle_open(
+    kind: type[TidegateError], step: Step
+) -> None:
     store, ids = MemoryCycleStore(), Ids()
-    await run_failing(store, ids, Step.PUBLISH, kind("the server restarts"))
+    await run_failing(store, ids, step, kind("the server restarts"))
     assert [cycle["outcome"] for cycle in store.list_cycles()] == [None]
     script = Script()
     result = await run(store, script, ids)
     assert (result.cycle_id, result.outcome) == ("cycle-1", CycleOutcome.DONE)
-    assert script.calls == [Step.PUBLISH]  # what was certified is not certified again
+    assert script.calls == list(Step)[list(Step).index(step) :]  # what was certified is not certified again
 
 
 @pytest.mark.parametrize("kind", [ConflictError, CertificateError, GateError, TrainingError])
@@ -173,7 +176,7 @@ async def test_a_publication_that_was_refused_closes_the_cycle(kind: type[Tidega
     assert (await run(store, Script(), ids)).cycle_id == "cycle-2"
 
 
-@pytest.mark.parametrize("step", [step for step in Step if step is not Step.PUBLISH])
+@pytest.mark.parametrize("step", [step for step in Step if step not in (Step.CANARY, Step.PUBLISH)])
 async def test_no_other_step_stays_open_after_such_an_error(step: Step) -> None:
     store = MemoryCycleStore()
     await run_failing(store, Ids(), step, StoreError("the database is locked"))

@@ -247,8 +247,7 @@ class LiveGate:
                 ),
                 time=now,
             )
-            self._log.refresh()
-            self._log.append(CANARY_STARTED if kind == "canary" else STEADY_STARTED, body)
+            self._log.append_next(CANARY_STARTED if kind == "canary" else STEADY_STARTED, body)
 
         await asyncio.to_thread(write)
         self._tally.forget()

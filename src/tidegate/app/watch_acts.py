@@ -9,12 +9,15 @@ import asyncio
 from collections.abc import Callable
 from typing import Protocol
 
+from tidegate.core.errors import ConflictError
 from tidegate.core.gate.controls import FREEZE
 from tidegate.core.gate.live_state import LIVE_CARRIED_OUT, QUARANTINE, Trial
 from tidegate.core.gate.state import GateState, fold
 from tidegate.core.types import CandidateState, JsonObject, Release
 from tidegate.ports import AuditLog
 from tidegate.release import CHAMPION, Division
+
+_ATTEMPTS = 5  # somebody else's record between reading and writing is rare, five in a row is a fault
 
 
 class ServesReleases(Protocol):
@@ -63,9 +66,20 @@ class GateLog:
         self.refresh()
 
     def append_next(self, kind: str, body: JsonObject) -> None:
-        """Append what holds whatever was written since."""
-        self.refresh()
-        self.append(kind, body)
+        """Append what holds whatever was written since.
+
+        Raises:
+            ConflictError: others wrote faster in every attempt; nothing was written.
+        """
+        for attempt in range(1, _ATTEMPTS + 1):
+            self.refresh()
+            try:
+                self.append(kind, body)
+            except ConflictError:
+                if attempt == _ATTEMPTS:
+                    raise
+            else:
+                return
 
 
 async def carry_out(log: GateLog, publisher: ServesReleases) -> None:
