@@ -10,15 +10,18 @@ from pathlib import Path
 import pytest
 
 from loop_world import LoopWorld, essence
+from tidegate.gate import KeyPair
 
 STEPS = ("collect", "curate", "train", "screen", "certify", "publish")
 
 
 @pytest.fixture(scope="module")
 def pristine(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Recorded traffic before any cycle; the model is shared."""
+    """Recorded traffic before any cycle; the model is shared, and the gate's key, from which all seeds follow."""
     root = tmp_path_factory.mktemp("loop") / "pristine"
-    asyncio.run(LoopWorld.with_traffic(root).first_release())
+    world = LoopWorld.with_traffic(root)
+    asyncio.run(world.first_release())
+    KeyPair.load_or_create(world.data.gate_key)
     return root
 
 
