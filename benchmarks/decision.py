@@ -1,7 +1,7 @@
 """One decision of the gate over recorded pairs: from the columns, from the decoded record, and from its JSON.
 
 Options: ``pairs=N`` for another number than 1,000,000. The outcomes are drawn: 14 % of the pairs are discordant, ten
-kinds of tasks, one answer in a thousand was cut short.
+kinds of tasks, one answer in a thousand was cut short. The collapse tests of the policy that ships are part of it.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ from tidegate.core.gate.certify import certify
 from tidegate.core.gate.decisions import Promote
 from tidegate.core.gate.evidence import Evidence, Outcomes, Pairs, decode_pairs, encode_pairs
 from tidegate.core.gate.records import decide
+from tidegate.core.gate.samples import SampleEvidence, Samples, decode_samples, encode_samples, sampled_tasks
 from tidegate.core.gate.state import Epoch, GateState, commitment_of
 from tidegate.core.hashing import canonical_json
 from tidegate.core.statistics import Ledger
@@ -35,7 +36,10 @@ def run(options: Options) -> list[Row]:
     given, state = _record(pairs)
     text = canonical_json(given)
     policy, ledger = load_policy(), Ledger(alpha=0.1, looks=13)
-    passes, rewards = (Evidence(pairs=pairs, available=count, graded=graded, seed=1) for graded in (False, True))
+    samples = decode_samples(given["samples"])
+    passes, rewards = (
+        Evidence(pairs=pairs, available=count, graded=graded, seed=1, samples=samples) for graded in (False, True)
+    )
     ways: dict[str, tuple[Callable[[], Any], float | None]] = {
         "columns to decision": (lambda: certify(passes, policy, ledger), TARGET_S),
         "columns to decision, graded rewards": (lambda: certify(rewards, policy, ledger), TARGET_S),
@@ -90,6 +94,28 @@ def _outcomes(passed: NDArray[np.bool_], rng: np.random.Generator) -> Outcomes:
     )
 
 
+def _samples(task_ids: tuple[str, ...], commitment: str, rng: np.random.Generator) -> SampleEvidence:
+    """Further answers of two arms that are equally varied."""
+    rules = load_policy().collapse
+    if rules == "none":
+        raise RuntimeError("the policy that ships asks for no further answers; there is nothing to measure")
+    chosen = sampled_tasks(task_ids, commitment=commitment, limit=rules.tasks)
+
+    def arm() -> Samples:
+        count = len(chosen)
+        return Samples(
+            passed=rng.integers(0, rules.samples + 1, count),
+            cut_short=np.zeros(count, dtype=np.int64),
+            tokens=rng.integers(400, 700, count),
+            surprisal=rng.uniform(200.0, 400.0, count),
+            strategies=rng.uniform(1.0, 4.0, count),
+            distinct=rng.uniform(0.5, 1.0, count),
+            vendi=rng.uniform(1.0, 4.0, count),
+        )
+
+    return SampleEvidence(task_ids=chosen, per_task=rules.samples, challenger=arm(), anchor=arm())
+
+
 def _record(pairs: Pairs) -> tuple[dict[str, Any], GateState]:
     """What a decision's record is derived from, after a way through JSON, and a state with its epoch open."""
     salt = "salt"
@@ -107,5 +133,6 @@ def _record(pairs: Pairs) -> tuple[dict[str, Any], GateState]:
         "salt": salt,
         "available": len(pairs),
         "outcomes": encode_pairs(pairs),
+        "samples": encode_samples(_samples(pairs.task_ids, epoch.commitment, np.random.default_rng(1))),
     }
     return json.loads(canonical_json(given)), GateState(epochs=(epoch,))

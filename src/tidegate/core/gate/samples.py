@@ -63,7 +63,7 @@ class SampleEvidence:
 
 
 def sampled_tasks(task_ids: Iterable[str], *, commitment: str, limit: int) -> tuple[str, ...]:
-    """The tasks of an epoch that are answered several times: at most ``limit``, in an order that the epoch fixed.
+    """The tasks of an epoch that are answered several times: at most ``limit``, drawn as the epoch fixed it.
 
     Args:
         task_ids: of the epoch.
@@ -73,8 +73,16 @@ def sampled_tasks(task_ids: Iterable[str], *, commitment: str, limit: int) -> tu
     Returns:
         Their ids, in rising order.
     """
-    ranked = sorted(task_ids, key=lambda task_id: hashlib.sha256(f"{commitment}\n{task_id}".encode()).hexdigest())
-    return tuple(sorted(ranked[:limit]))
+    ordered = sorted(task_ids)
+    if limit >= len(ordered):
+        return tuple(ordered)
+    places: set[int] = set()
+    draw = 0
+    while len(places) < limit:
+        digest = hashlib.sha256(f"{commitment}\nsampled task {draw}".encode()).digest()
+        places.add(int.from_bytes(digest, "big") % len(ordered))
+        draw += 1
+    return tuple(ordered[place] for place in sorted(places))
 
 
 def measure_samples(
