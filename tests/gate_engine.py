@@ -211,7 +211,7 @@ def make_policy(**changes: Any) -> Policy:
         holdback="none",
         collapse="none",
         ledger=LedgerRules(alpha=0.10, error_rate="fdr", looks_per_window=5, looks_per_epoch=3),
-        sealed=SealedRules(min_pairs=40, max_pairs=60, max_error_share=0.05),
+        sealed=SealedRules(min_pairs=40, max_pairs=60, max_error_share=0.05, max_age_days=90.0),
         non_inferiority=NonInferiorityRules(
             level=0.05, overall_margin=0.05, anchor_margin=0.05, slice_margin=0.2, min_pairs_per_slice=20
         ),

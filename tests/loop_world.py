@@ -45,6 +45,7 @@ looks_per_epoch = 2
 min_pairs = 10
 max_pairs = 12
 max_error_share = 0.05
+max_age_days = 90.0
 [non_inferiority]
 level = 0.05
 overall_margin = 0.5

@@ -50,7 +50,7 @@ def pristine(tmp_path_factory: pytest.TempPathFactory) -> Path:
     root = tmp_path_factory.mktemp("live") / "pristine"
     world = _configured(LoopWorld.with_traffic(root))
     with open_stores(world.data) as stores:
-        recent = [replace(answered(Split.SEALED, number), created_at=time.time() - 3600.0) for number in range(100, 140)]
+        recent = [replace(answered(Split.SEALED, n), created_at=time.time() - 3600.0) for n in range(100, 140)]
         stores.sealed_trajectories.append_interactions(recent)
     asyncio.run(world.first_release())
     done = world.tidegate("cycle", "run", "--json")

@@ -42,7 +42,7 @@ from tidegate.core.gate import (
 )
 from tidegate.core.gate.live_state import QUARANTINE
 from tidegate.core.gate.policy import CollapseRules
-from tidegate.core.statistics import sign_flip_test
+from tidegate.core.statistics import betting_p_value
 from tidegate.core.types import AdapterRef, Answer, AuditRecord, GenerationRequest, JsonObject, Outcome, Sampling, Task
 from tidegate.gate import Arm, KeyPair, verify_certificate
 from tidegate.ports.signals import Judgement
@@ -206,15 +206,14 @@ class Grader(ExactVerifier):
         return Judgement(outcome=Outcome.FAIL, score=0.1 + 0.2 * share("grade", task.id) + 0.5 * right, detail="")
 
 
-async def test_graded_rewards_are_tested_with_signs_that_were_fixed_when_the_epoch_opened(world: GateWorld) -> None:
+async def test_whether_rewards_are_graded_is_fixed_when_the_epoch_opens(world: GateWorld) -> None:
     world.grading = make_grading(verifiers={"exact": Grader()})
     await world.certify("slight", 0.42, sealed_traffic(60))
     opened, body = (next(r for r in world.audit.read() if r.kind == kind).body for kind in ("epoch_opened", "decision"))
     assert opened["grading"]["graded"] == ["exact"]
-    assert body["measured"]["test"] == "sign flips"
+    assert body["measured"]["test"] == "betting test"
     ours, theirs = (np.array(body["outcomes"][arm]["rewards"]) for arm in ("challenger", "champion"))
-    rng = np.random.default_rng(int(opened["commitment"], 16))
-    assert body["measured"]["p"] == sign_flip_test(ours - theirs, rng)
+    assert body["measured"]["p"] == pytest.approx(betting_p_value(ours - theirs))
     assert 0.01 < body["measured"]["p"] < 0.99
     assert body["measured"]["bounds"][0]["difference"] == pytest.approx(np.mean(ours - theirs))
     assert (await world.certify("good", 0.8, sealed_traffic(60))).reply is Reply.PROMOTE

@@ -30,7 +30,8 @@ from tidegate.core.selection.demonstrations import demonstration_example, read_d
 from tidegate.core.types import Candidate, CandidateState, Example, JsonObject, Messages, Split
 from tidegate.curation import curate, write_batch
 from tidegate.cycle.machine import CycleEvent, run_cycle
-from tidegate.cycle.steps import CycleStages, cycle_steps, new_config
+from tidegate.cycle.stages import CycleStages
+from tidegate.cycle.steps import cycle_steps, new_config
 from tidegate.engines.model_cache import base_hash
 from tidegate.gate import Gate
 from tidegate.gate.evaluate import Grading

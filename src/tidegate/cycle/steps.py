@@ -13,6 +13,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, replace
 
 from tidegate.core.gate.decisions import Reply, ScreenAbstained, ScreenPassed, reasons_of
+from tidegate.core.selection.near_duplicates import PromptIndex
 from tidegate.core.selection.sifting import KEPT
 from tidegate.core.types import (
     AdapterRef,
@@ -226,12 +227,7 @@ async def certify(stages: CycleStages, config: JsonObject, outputs: Outputs, rep
     candidate = candidate_of(stages, outputs)
     episodes = await asyncio.to_thread(stages.sealed_episodes)
     replayable = [episode for episode in episodes if episode.task is not None]
-    seen = await asyncio.to_thread(_open_task_ids, stages)
-    tasks: list[tuple[str, Task]] = [
-        (episode.user_key, episode.task)
-        for episode in replayable
-        if episode.task is not None and episode.task.id not in seen
-    ]
+    tasks, excluded = await asyncio.to_thread(_unseen, stages, replayable)
     champion = served_content(stages, "champion")
     async with stages.open_gate(_progress(report)) as gate:
         certified = await gate.certify_candidate(
@@ -247,7 +243,7 @@ async def certify(stages: CycleStages, config: JsonObject, outputs: Outputs, rep
         "reply": certified.reply.value,
         "audit_seq": certified.record.seq,
         "champion_sha256": champion,
-        "excluded": {"also asked by train or dev users": len(replayable) - len(tasks)},
+        "excluded": excluded,
     }
     if certified.reply is Reply.ABSTAIN:
         return StepResult(output=output, ends=CycleOutcome.ABSTAINED, reasons=reasons_of(certified.decision))
@@ -283,10 +279,27 @@ def _window(stages: CycleStages, config: JsonObject, splits: Sequence[Split]) ->
     return stages.trajectories.list_episodes(splits=splits, after=config["after"], until=config["until"])
 
 
-def _open_task_ids(stages: CycleStages) -> frozenset[str]:
-    """Tasks that users of the other splits asked too: an answer to them may have been learnt by heart."""
-    episodes = stages.trajectories.list_episodes(splits=(Split.TRAIN, Split.DEV))
-    return frozenset(episode.task.id for episode in episodes if episode.task is not None)
+def _unseen(stages: CycleStages, replayable: Sequence[Episode]) -> tuple[list[tuple[str, Task]], dict[str, int]]:
+    """Sealed tasks that no user of the other splits asked, not even in nearly the same words, and how many did.
+
+    An answer to one that was asked in the open may have been learnt by heart. It is the sealed side that gives way:
+    curation could only drop the other copy if it were told what is sealed.
+    """
+    in_the_open = stages.trajectories.list_episodes(splits=(Split.TRAIN, Split.DEV))
+    open_tasks = {episode.task.id: episode.task for episode in in_the_open if episode.task is not None}
+    index = PromptIndex(task.messages for task in open_tasks.values())
+    tasks: list[tuple[str, Task]] = []
+    excluded: Counter[str] = Counter({"also asked by train or dev users": 0, "nearly asked by train or dev users": 0})
+    for episode in replayable:
+        if episode.task is None:
+            continue
+        if episode.task.id in open_tasks:
+            excluded["also asked by train or dev users"] += 1
+        elif index.has_near(episode.task.messages):
+            excluded["nearly asked by train or dev users"] += 1
+        else:
+            tasks.append((episode.user_key, episode.task))
+    return tasks, dict(excluded)
 
 
 def _dev_episodes(stages: CycleStages, config: JsonObject) -> list[Episode]:

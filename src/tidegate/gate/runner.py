@@ -27,6 +27,7 @@ from tidegate.core.gate.records import (
 from tidegate.core.gate.samples import encode_samples
 from tidegate.core.gate.state import (
     DECISION,
+    EPOCH_CLOSED,
     EPOCH_OPENED,
     SCREEN,
     Epoch,
@@ -56,6 +57,8 @@ from tidegate.gate.evaluate import Clock, Grading
 from tidegate.gate.journal import Journal
 from tidegate.gate.keys import KeyPair
 from tidegate.ports import AuditLog, Engine, SealedStore
+
+_DAY_S = 86400.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -130,7 +133,8 @@ class Gate:
             candidate: what is proposed.
             challenger: its adapter.
             champion: what serves now.
-            dev: tasks of dev users; duplicates by id are asked once.
+            dev: tasks of dev users; duplicates by id are asked once. Where they are fewer than the policy asks for,
+                tasks of closed epochs fill them up.
             decoding: the traffic's sampling settings; ``n`` and ``seed`` are set here.
             canary_prompts: tasks that must be passed, asked greedily.
             kl: nats per token to the reference, if it was measured.
@@ -141,7 +145,10 @@ class Gate:
         """
         async with self._turn:
             check_challenger(candidate, challenger, self._engine)
-            dev, canary_prompts = unique(dev), unique(canary_prompts)
+            records = await self._journal.records()
+            missing = self._policy.screen.min_dev_pairs - len(unique(dev))
+            dev = unique([*dev, *await self._released(gate_state(records), missing)])
+            canary_prompts = unique(canary_prompts)
             tasks = [*dev, *canary_prompts]
             self._grading.check(tasks)
             given: dict[str, Any] = {
@@ -150,7 +157,7 @@ class Gate:
                 "seeds": {"seed": content_hash([task.id for task in tasks]), "rule": SEED_RULE},
                 "kl": kl,
             }
-            earlier = find_screen(await self._journal.records(), given)
+            earlier = find_screen(records, given)
             if earlier is not None:
                 result, _ = decide_screen({name: earlier.body[name] for name in SCREEN_GIVEN})
                 return Screened(result=result, record=earlier)
@@ -277,6 +284,7 @@ class Gate:
         self, state: GateState, offered: Sequence[tuple[str, Task]], decoding: Sampling
     ) -> tuple[GateState, Epoch | None, int]:
         """The state to decide in, and the epoch to look at with its size, or None and how many tasks there are."""
+        state = await self._without_expired(state)
         current = state.open_epoch(self._policy)
         if current is not None:
             return state, current, current.size
@@ -303,6 +311,24 @@ class Gate:
         }
         state = fold(state, await self._journal.append_after(state, EPOCH_OPENED, body))
         return state, state.open_epoch(self._policy), len(tasks)
+
+    async def _without_expired(self, state: GateState) -> GateState:
+        """Close the open epoch if it is older than the policy allows."""
+        current = state.open_epoch(self._policy)
+        age_s = 0.0 if current is None else self._clock() - current.opened_at
+        if current is None or age_s <= self._policy.sealed.max_age_days * _DAY_S:
+            return state
+        body = {"epoch": current.id, "reason": f"expired after {age_s / _DAY_S:.1f} days"}
+        return fold(state, await self._journal.append_after(state, EPOCH_CLOSED, body))
+
+    async def _released(self, state: GateState, wanted: int) -> list[Task]:
+        """Up to ``wanted`` tasks of closed epochs, latest epoch first: nobody will be judged by them any more."""
+        tasks: list[Task] = []
+        for epoch in reversed([epoch for epoch in state.epochs if epoch.closed is not None]):
+            if len(tasks) >= wanted:
+                break
+            tasks += await asyncio.to_thread(self._sealed.epoch_tasks, epoch.id)
+        return tasks[: max(wanted, 0)]
 
     def _given(self, candidate: Candidate, champion: Arm, tasks: Sequence[Task]) -> dict[str, Any]:
         names = sorted({task.verifier for task in tasks})

@@ -1,8 +1,9 @@
 """The decision over a sealed set: superiority at the ledger's level, non-inferiority everywhere else.
 
 Differences are taken task by task, which is user by user: a user gives one task to an epoch. Where every verifier of
-the epoch passes or fails, superiority is the exact sign test. Where some verifier grades, it is the sign-flip test on
-the differences of rewards, and bounds of rewards are Tango's with sums of gains and losses in place of counts. Since
+the epoch passes or fails, superiority is the exact sign test. Where some verifier grades, it is the betting test on
+the differences of rewards (the sign-flip test would take their symmetry for granted), and bounds of rewards are Tango's
+with sums of gains and losses in place of counts. Since
 |d| <= 1, such a difference never varies more than one of -1, 0 and 1 with the same mean gain and mean loss, so that
 the bound can only be wider than need be. Which of the two applies was written down when the epoch opened.
 """
@@ -19,7 +20,7 @@ from tidegate.core.gate.collapse import collapse_alarms, collapse_missing
 from tidegate.core.gate.decisions import Abstain, Alarm, Bound, Decision, Measurements, Promote, Refuse
 from tidegate.core.gate.evidence import Evidence, Flags, Outcomes, Pairs
 from tidegate.core.gate.policy import CollapseRules, GuardrailRules, Policy
-from tidegate.core.statistics import Ledger, sign_flip_test, sign_test, tango_lower_bound
+from tidegate.core.statistics import Ledger, betting_p_value, sign_test, tango_lower_bound
 
 Differences: TypeAlias = NDArray[np.int8] | NDArray[np.float64]
 """(N,) a task each, the challenger less another arm: in {-1, 0, 1}, of graded rewards in [-1, 1]."""
@@ -152,8 +153,8 @@ def _measure(evidence: Evidence, policy: Policy, ledger: Ledger) -> Measurements
         pairs=len(pairs),
         wins=wins,
         losses=losses,
-        test="sign flips" if evidence.graded else "sign test",
-        p=sign_flip_test(rewards, np.random.default_rng(evidence.seed)) if evidence.graded else sign_test(wins, losses),
+        test="betting test" if evidence.graded else "sign test",
+        p=betting_p_value(rewards) if evidence.graded else sign_test(wins, losses),
         level=ledger.level,
         bounds=tuple(bounds),
     )

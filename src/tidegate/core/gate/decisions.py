@@ -80,7 +80,7 @@ class Measurements:
     pairs: int
     wins: int
     losses: int
-    test: Literal["sign test", "sign flips"]
+    test: Literal["sign test", "betting test"]
     p: float
     level: float
     bounds: tuple[Bound, ...]

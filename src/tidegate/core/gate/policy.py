@@ -38,13 +38,17 @@ class LedgerRules:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SealedRules:
-    """Size of a sealed set in tasks, and the share of engine errors above which nothing is concluded."""
+    """Size of a sealed set in tasks, the share of engine errors above which nothing is concluded, and its age.
+
+    Traffic drifts: a set that is older than ``max_age_days`` is closed and a new one opened.
+    """
 
     __pydantic_config__: ClassVar[Mapping[str, Any]] = _STRICT
 
     min_pairs: Count
     max_pairs: Count
     max_error_share: Share
+    max_age_days: Annotated[float, Gt(0.0)]
 
     def __post_init__(self) -> None:
         """A set can't be smaller than what a decision needs."""

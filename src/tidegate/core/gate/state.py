@@ -40,8 +40,8 @@ class Epoch:
     """One sealed set: what was fixed when it opened, and how much of it is used up.
 
     ``decoding`` holds the sampling settings that every arm answers with, ``grading`` what its answers are scored
-    by: answers are kept for a whole epoch and are only comparable when both stay. ``closed`` says why no further
-    challenger may be looked at, None while one may.
+    by: answers are kept for a whole epoch and are only comparable when both stay. ``opened_at`` in Unix seconds.
+    ``closed`` says why no further challenger may be looked at, None while one may.
     """
 
     id: str
@@ -50,6 +50,7 @@ class Epoch:
     size: int
     decoding: JsonObject
     grading: JsonObject
+    opened_at: float
     looks: int = 0
     closed: str | None = None
 
@@ -100,14 +101,14 @@ def fold(state: GateState, record: AuditRecord) -> GateState:
         number = 1 if state.window is None else state.window.window
         controls = fold_controls(state.controls, record, window=number)
         state = replace(state, controls=controls, live=fold_live(state.live, record))
-        return _moved(state, record.kind, record.body)
+        return _moved(state, record.kind, record.body, record.time)
     except (KeyError, TypeError, ValueError, IndexError) as error:
         raise AuditError(f"audit record {record.seq} of kind {record.kind!r} is malformed: {error!r}") from error
 
 
-def _moved(state: GateState, kind: str, body: JsonObject) -> GateState:
+def _moved(state: GateState, kind: str, body: JsonObject, time: float) -> GateState:
     if kind == EPOCH_OPENED:
-        return _opened(state, body)
+        return _opened(state, body, time)
     if kind == EPOCH_CLOSED:
         return _closed(state, str(body["epoch"]), str(body["reason"]))
     if kind == DECISION and body["decision"] in SPENDING:
@@ -181,7 +182,7 @@ def _ledger_under(window: Ledger | None, rules: LedgerRules) -> Ledger:
     return window.tightened(alpha=rules.alpha, looks=rules.looks_per_window, error_rate=rules.error_rate)
 
 
-def _opened(state: GateState, body: JsonObject) -> GateState:
+def _opened(state: GateState, body: JsonObject, time: float) -> GateState:
     number = int(body["number"])
     if number != len(state.epochs) + 1:
         raise ValueError(f"epoch number {number} follows {len(state.epochs)} epochs")
@@ -192,6 +193,7 @@ def _opened(state: GateState, body: JsonObject) -> GateState:
         size=body["size"],
         decoding=body["decoding"],
         grading=body["grading"],
+        opened_at=time,
     )
     return replace(state, epochs=(*state.epochs, epoch))
 

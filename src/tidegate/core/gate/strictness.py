@@ -52,6 +52,7 @@ _STRICTER: Mapping[str, Stricter] = {
     "sealed.min_pairs": _higher,
     "sealed.max_pairs": _higher,
     "sealed.max_error_share": _lower,
+    "sealed.max_age_days": _lower,
     "non_inferiority.level": _lower,
     "non_inferiority.overall_margin": _lower,
     "non_inferiority.anchor_margin": _lower,

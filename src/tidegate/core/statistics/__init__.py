@@ -12,6 +12,7 @@ from tidegate.core.statistics.power import detectable_gain, exact_pairs, require
 from tidegate.core.statistics.sequential import (
     CanaryEvidence,
     EDetector,
+    betting_p_value,
     canary_evidence,
     canary_paths,
     detector_paths,
@@ -22,6 +23,7 @@ __all__ = [
     "EDetector",
     "ErrorRate",
     "Ledger",
+    "betting_p_value",
     "canary_evidence",
     "canary_paths",
     "detectable_gain",

@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tidegate.core.gate.simulation.looks import PAIRS, Floats, Looks
-from tidegate.core.statistics import Ledger, sign_flip_test, sign_test
+from tidegate.core.statistics import Ledger, betting_p_value, sign_flip_test, sign_test
 
 Bools = NDArray[np.bool_]
 
@@ -51,7 +51,7 @@ def promotions(looks: Looks, ledger: Ledger, rng: np.random.Generator) -> dict[s
         NOT_WORSE: worse >= _LEVEL,
         EACH_TIME: each_time,
         "p < .05 and bootstrap": each_time & _bootstrap_agrees(looks, each_time, rng),
-        LEDGER: under_ledger(better, ledger),
+        LEDGER: under_ledger(better if _all_or_nothing(looks) else betting_p_value(looks.values, looks.counts), ledger),
     }
 
 
@@ -80,8 +80,8 @@ def measure(gains: Floats, promoted: Bools) -> RuleResult:
 
 
 def _p_values(looks: Looks, rng: np.random.Generator) -> tuple[Floats, Floats]:
-    """One-sided p-values of "better" and of "worse", by the test that the gate uses for such rewards."""
-    if set(looks.values.tolist()) <= {-1.0, 0.0, 1.0}:
+    """One-sided p-values of "better" and of "worse", the sign test or, for graded rewards, sign flips."""
+    if _all_or_nothing(looks):
         wins, losses = looks.counts[..., 0], looks.counts[..., 1]
         return np.asarray(sign_test(wins, losses)), np.asarray(sign_test(losses, wins))
     better, worse = np.ones(looks.gains.shape), np.ones(looks.gains.shape)
@@ -91,6 +91,10 @@ def _p_values(looks: Looks, rng: np.random.Generator) -> tuple[Floats, Floats]:
         sign, target = (1.0, better) if means[index] > 0.0 else (-1.0, worse)
         target[index] = sign_flip_test(sign * np.repeat(looks.values, looks.counts[index]), rng, flips=_FLIPS)
     return better, worse
+
+
+def _all_or_nothing(looks: Looks) -> bool:
+    return set(looks.values.tolist()) <= {-1.0, 0.0, 1.0}
 
 
 def _probed(looks: Looks, rng: np.random.Generator) -> Bools:
