@@ -73,11 +73,11 @@ def _unless_narrow(evidence: Evidence, policy: Policy, rules: CollapseRules, pro
     missing = collapse_missing(evidence.samples, rules, policy.sealed.max_error_share)
     if missing:
         return Abstain(missing=missing)
-    pairs = evidence.pairs
-    kinds = dict(zip(pairs.task_ids, pairs.kind.tolist(), strict=True))
+    pairs, sampled = evidence.pairs, frozenset(evidence.samples.task_ids)
+    places = {task_id: place for place, task_id in enumerate(pairs.task_ids) if task_id in sampled}
     alarms = collapse_alarms(
         evidence.samples,
-        [pairs.kinds[kinds[task_id]] for task_id in evidence.samples.task_ids],
+        [pairs.kinds[pairs.kind[places[task_id]]] for task_id in evidence.samples.task_ids],
         rules,
         level=policy.non_inferiority.level,
         seed=evidence.seed,
