@@ -124,6 +124,7 @@ def _record(pairs: Pairs) -> tuple[dict[str, Any], GateState]:
         number=1,
         commitment=commitment_of(pairs.task_ids, salt),
         size=len(pairs),
+        opened_at=0.0,
         decoding={"temperature": 1.0},
         grading={"graded": []},
     )
