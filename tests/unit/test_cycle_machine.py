@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from tidegate.core.errors import (
+    AdapterError,
     CertificateError,
     CommandError,
     ConflictError,
@@ -167,7 +168,7 @@ async def test_a_publication_that_another_try_may_carry_out_leaves_the_cycle_ope
     assert script.calls == list(Step)[list(Step).index(step) :]  # what was certified is not certified again
 
 
-@pytest.mark.parametrize("kind", [ConflictError, CertificateError, GateError, TrainingError])
+@pytest.mark.parametrize("kind", [AdapterError, ConflictError, CertificateError, GateError, TrainingError])
 async def test_a_publication_that_was_refused_closes_the_cycle(kind: type[TidegateError]) -> None:
     store, ids = MemoryCycleStore(), Ids()
     await run_failing(store, ids, Step.PUBLISH, kind("the champion changed meanwhile"))

@@ -18,7 +18,15 @@ from tidegate.app.watch_calls import CallTally
 from tidegate.app.watch_prompts import CanaryPrompts
 from tidegate.app.watch_units import WatchRules
 from tidegate.config import Settings
-from tidegate.core.errors import CommandError, ConflictError, NotFoundError, TidegateError
+from tidegate.core.errors import (
+    AdapterError,
+    CertificateError,
+    CommandError,
+    ConflictError,
+    NotFoundError,
+    TidegateError,
+    VoidCertificateError,
+)
 from tidegate.core.types import JsonObject
 from tidegate.gateway.admin import release_json
 from tidegate.ports import Engine
@@ -93,7 +101,9 @@ class RemotePublisher:
 
 
 def _error_of(body: JsonObject) -> TidegateError:
-    kinds: dict[str, type[TidegateError]] = {kind.code: kind for kind in (ConflictError, NotFoundError)}
+    """What the server refused with; only a refusal that lasts keeps its type, anything else may be tried again."""
+    lasting = (AdapterError, CertificateError, ConflictError, NotFoundError, VoidCertificateError)
+    kinds: dict[str, type[TidegateError]] = {kind.code: kind for kind in lasting}
     return kinds.get(str(body.get("code")), CommandError)(str(body.get("message")))
 
 

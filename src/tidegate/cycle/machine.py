@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import TypeAlias
 
-from tidegate.core.errors import CommandError, CycleError, EngineError, StoreError, TidegateError
+from tidegate.core.errors import AdapterError, CommandError, CycleError, EngineError, StoreError, TidegateError
 from tidegate.core.types import JsonObject
 from tidegate.ports import CycleStore
 
@@ -82,7 +82,9 @@ _SERVING = (Step.CANARY, Step.PUBLISH)
 """Steps that act on a certificate, which stands whether or not they can be carried out now."""
 
 _PASSING = (CommandError, EngineError, StoreError)
-"""Faults of a publication that another try may not meet: a server that restarts, a locked database."""
+"""Faults of a publication that another try may not meet: a server that restarts, a locked database. A damaged
+adapter is an engine's error too, but stays damaged.
+"""
 
 
 async def run_cycle(
@@ -149,7 +151,7 @@ class _Run:
         try:
             result = await function(self.config, self.outputs, lambda detail: self._tell(step, "progress", detail))
         except TidegateError as error:
-            if step in _SERVING and isinstance(error, _PASSING):
+            if step in _SERVING and isinstance(error, _PASSING) and not isinstance(error, AdapterError):
                 raise CycleError(
                     f"cycle {self.cycle_id!r} could not publish what was certified: {error}; the promotion stands, run "
                     "'tidegate cycle run' again to go on"
