@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 from openai import AuthenticationError
 
-from gateway_world import CALCULATOR, MODEL, World, ask, running_world
+from gateway_world import BASE_RELEASE, CALCULATOR, MODEL, World, ask, running_world
 from tidegate.config.settings import ServerSettings
-from tidegate.core.errors import ConfigError
+from tidegate.core.errors import ConfigError, EngineBusyError, EngineError, EngineTimeoutError, RequestError
 from tidegate.gateway import create_gateway
 
 USER = {"role": "user", "content": "hi"}
@@ -260,3 +260,24 @@ def test_an_open_server_listens_on_loopback_only() -> None:
             create_gateway(World().deps, ServerSettings(host=host))
     for host in ("127.0.0.1", "127.1.2.3", "::1", "localhost"):
         create_gateway(World().deps, ServerSettings(host=host))
+
+
+@pytest.mark.parametrize(
+    ("failure", "failed"),
+    [
+        (None, False),
+        (EngineError("the engine broke"), True),
+        (EngineTimeoutError("the engine is slow"), True),
+        (EngineBusyError("the queue is full"), False),
+        (RequestError("the template refuses these messages"), False),
+    ],
+)
+async def test_who_watches_is_told_which_calls_the_engine_failed(
+    world: World, failure: Exception | None, failed: bool
+) -> None:
+    told: list[tuple[str, str, bool]] = []
+    object.__setattr__(world.deps, "observe_call", lambda *call: told.append(call))
+    if failure is not None:
+        world.engine.fail_at, world.engine.failure = 0, failure
+    await world.post(ask("hi", user="kim"))
+    assert told == [(BASE_RELEASE, "key-of-kim", failed)]

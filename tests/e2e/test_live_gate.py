@@ -17,6 +17,10 @@ from openai import OpenAI
 
 from loop_world import ANSWER, POLICY, LoopWorld, answered
 from tidegate.app.stores import open_stores
+from tidegate.core.gate.live_assignment import LiveArm
+from tidegate.core.gate.live_records import look_at_canary, look_given
+from tidegate.core.gate.live_state import CANARY_LOOK, LiveUnit
+from tidegate.core.gate.state import gate_state
 from tidegate.core.types import Split
 
 CANARY = """
@@ -147,6 +151,29 @@ def test_triggers_1_and_5_a_worse_canary_is_taken_back_and_learning_frozen(world
     frozen = world.tidegate("cycle", "run")
     assert frozen.returncode == 1
     assert "two people sign" in frozen.stderr
+    kinds = [json.loads(line)["kind"] for line in world.tidegate("audit", "export").stdout.splitlines()]
+    assert [kinds.count(kind) for kind in ("freeze", "quarantine", "live_carried_out")] == [1, 1, 1]
+    verified(world)
+
+
+def test_a_decision_whose_process_died_is_carried_out_before_the_ports_open(world: LoopWorld) -> None:
+    with open_stores(world.data) as stores:
+        state = gate_state(stores.audit.read())
+        running = state.live.running
+        assert running is not None
+        arms = (LiveArm.CONTROL, LiveArm.SUBJECT)
+        units = [
+            LiveUnit(user=f"{arm}{n}", arm=arm, outcome=float(arm is arms[0]), time=1.0)
+            for arm in arms
+            for n in range(20)
+        ]
+        _, body = look_at_canary(look_given(running, time=time.time(), units=units), state)
+        stores.audit.append(CANARY_LOOK, body, time=time.time())
+    with world.serving() as url:
+        users = Users(url)
+        assert {users.ask(ANSWER)[1] for _ in range(16)} == {BASE}
+    with world.serving():
+        assert candidate_state(world) == "rolled_back"
     kinds = [json.loads(line)["kind"] for line in world.tidegate("audit", "export").stdout.splitlines()]
     assert [kinds.count(kind) for kind in ("freeze", "quarantine", "live_carried_out")] == [1, 1, 1]
     verified(world)

@@ -347,3 +347,13 @@ def test_curation_a_changed_or_damaged_batch_is_refused(batch: Batch, tmp_path: 
     (path / "manifest.json").write_text(json.dumps(manifest | {"schema": "tidegate.batch/0"}))
     with pytest.raises(ConfigError, match=r"'tidegate\.batch/0'; 'tidegate\.batch/1' is read here"):
         read_batch(path)
+
+
+def test_what_trained_something_that_was_rolled_back_never_trains_again() -> None:
+    episodes, verdicts = [episode("bad"), episode("e", user="v")], [verdict("bad"), verdict("e")]
+    feedback = [shown("told-bad"), shown("told", [{"role": "assistant", "content": "2", "name": "other"}])]
+    batch = run(episodes, verdicts, feedback, quarantined={"bad", "told-bad"})
+    found = reasons(batch)
+    assert (found["bad"], found["told-bad"], found["e"]) == ("quarantined", "quarantined", "kept")
+    assert {example.id for example in batch.examples}.isdisjoint({"bad", "told-bad"})
+    assert batch.counts["quarantined"] == 2

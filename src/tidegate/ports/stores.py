@@ -118,7 +118,7 @@ class ReleaseStore(Protocol):
         ...
 
     def aliases(self) -> dict[str, str]:
-        """Alias (``champion``, ``previous``, ``anchor``) to release id."""
+        """Alias (``champion``, ``previous``, ``anchor``, ``canary``) to release id."""
         ...
 
     def move_aliases(self, targets: Mapping[str, str], *, reason: str, time: float) -> None:
