@@ -100,10 +100,15 @@ async def test_the_horizon_rejects(tmp_path: Path) -> None:
 async def test_a_canary_widens_and_who_comes_in_counts_from_then_on(world: LiveWorld) -> None:
     position = world.trial.assignment.position
     late = next(user for user in world.users_of(None, 60) if 0.1 <= position(user) < 0.3)
+    late_control = next(user for user in world.users_of(None, 60) if 0.7 <= position(user) < 0.9)
     world.ask(late)
+    world.ask(late_control)
     world.arms([True, False] * 10, [True, False] * 10)
     await world.gate.step()
     assert [stage.share for stage in world.trial.stages] == [0.1, 0.3]
+    await world.restart()  # a new process reads the earlier episodes again
+    await world.gate.step()
+    assert len(world.trial.units) == 40
     assert world.served_to(late) == SECOND
     world.ask(late)
     await world.gate.step()
@@ -236,6 +241,9 @@ async def test_one_client_that_retries_is_one_error(world: LiveWorld) -> None:
     assert (world.trial.calls.subject, world.trial.calls.subject_errors) == (100, 1)
     await world.gate.step()
     assert world.trial.calls.subject == 100  # counted once
+    world.tally.add(SECOND, "c", True)  # when calls are recorded is fixed by their number, never by an error
+    await world.gate.step()
+    assert world.trial.calls.subject == 100
 
 
 async def test_trigger_4_both_arms_fall_and_learning_is_frozen(tmp_path: Path) -> None:
@@ -380,6 +388,7 @@ async def test_a_step_that_fails_concludes_nothing_and_is_taken_again(world: Liv
 
 
 async def test_a_look_that_another_writer_overtook_is_taken_again_with_the_same_units(world: LiveWorld) -> None:
+    await world.gate.step()
     world.arms([True] * 3, [False] * 3)
     append = world.audit.append
 

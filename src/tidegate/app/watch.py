@@ -212,11 +212,7 @@ class LiveGate:
             return
         served = await self._publisher.served()
         champion, previous = served[CHAMPION], served.get(PREVIOUS)
-        last = self._log.state.live.trial
         if previous is None or CANARY in served or previous.adapter_sha256 == champion.adapter_sha256:
-            return
-        same = last is not None and (last.subject_release, last.control_release) == (champion.id, previous.id)
-        if last is not None and same and last.kind == "steady" and last.decision == "roll_back":
             return
         before = await asyncio.to_thread(self._candidate_of, previous)
         if before is not None and before.state is not CandidateState.RETIRED:
