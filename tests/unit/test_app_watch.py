@@ -11,7 +11,7 @@ import pytest
 from live_log import CANARY, live_policy
 from live_world import FIRST, SECOND, LiveWorld, Prompts
 from tidegate.app.watch import one_step
-from tidegate.core.errors import CertificateError, ConflictError, StoreError
+from tidegate.core.errors import CertificateError, ConflictError, StoreError, VoidCertificateError
 from tidegate.core.gate.live_assignment import LiveArm
 from tidegate.core.gate.live_state import DAY_S
 from tidegate.core.gate.verify import verify_audit
@@ -295,6 +295,34 @@ async def test_trigger_3_a_void_certificate_ends_the_canary(world: LiveWorld) ->
     await world.gate.step()
     assert (world.trial.decision, "does not stand" in world.trial.reason) == ("inconclusive", True)
     assert world.releases.router.champion == FIRST
+
+
+@pytest.mark.parametrize(
+    ("fallback", "also_void", "left"), [("previous", (), "1"), ("anchor", (), "1"), ("previous", ("1",), None)]
+)
+async def test_a_champion_whose_certificate_falls_is_replaced_without_a_restart(
+    tmp_path: Path, fallback: str, also_void: tuple[str, ...], left: str | None
+) -> None:
+    world = LiveWorld(tmp_path, policy=replace(live_policy(), canary="none", holdback="none"))
+    await world.releases.publisher.reconcile()
+    await world.first_champion()
+    await world.releases.publish(world.releases.certified("2"))
+    await world.gate.step()
+    assert world.releases.router.champion == SECOND
+    check = world.releases.check
+
+    def void(certificate: object, *, adapter_sha256: str, base_sha256: str) -> None:
+        if adapter_sha256[0] in ("2", *also_void):
+            raise VoidCertificateError("its day is over", fallback=fallback)
+        check(certificate, adapter_sha256=adapter_sha256, base_sha256=base_sha256)
+
+    world.gate._check_certificate = world.releases.publisher._loader._check_certificate = void
+    await world.gate.step()
+    champion = (await world.releases.publisher.served())[CHAMPION]
+    assert champion.adapter_sha256 == (None if left is None else left * 64)
+    assert world.releases.serving() == (None if left is None else FIRST)
+    await world.gate.step()
+    assert (await world.releases.publisher.served())[CHAMPION] == champion
 
 
 async def steady_world(tmp_path: Path) -> LiveWorld:

@@ -15,7 +15,7 @@ from typing import Any, Protocol
 from tidegate.app.watch_acts import GateLog, ServesReleases, carry_out
 from tidegate.app.watch_calls import CallTally
 from tidegate.app.watch_units import UnitReader, WatchRules, rate_before
-from tidegate.core.errors import CertificateError, ConflictError, TidegateError
+from tidegate.core.errors import CertificateError, ConflictError, TidegateError, VoidCertificateError
 from tidegate.core.gate.live_records import (
     is_silent,
     learning_frozen,
@@ -148,6 +148,7 @@ class LiveGate:
         async with self._one_at_a_time:
             running = (await self._settled_state()).live.running
             if running is None:
+                await self._replace_void_champion()
                 await self._start_steady()
                 return
             served = await self._publisher.served()
@@ -191,6 +192,22 @@ class LiveGate:
         except CertificateError as void:
             return f"the certificate of {subject.id!r} does not stand: {void}"
         return None
+
+    async def _replace_void_champion(self) -> None:
+        """A champion that no trial watches may lose its certificate too: its emergency ends, its verifier falls."""
+        champion = (await self._publisher.served())[CHAMPION]
+        if champion.adapter_sha256 is None:
+            return
+        try:
+            await asyncio.to_thread(
+                self._check_certificate,
+                champion.certificate,
+                adapter_sha256=champion.adapter_sha256,
+                base_sha256=champion.base_sha256,
+            )
+        except VoidCertificateError as void:
+            _log.warning("%s is not served any more: %s", champion.id, void)
+            await self._publisher.replace_void(void)
 
     async def _carry_out(self) -> None:
         await carry_out(self._log, self._publisher)

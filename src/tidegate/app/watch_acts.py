@@ -9,7 +9,7 @@ import asyncio
 from collections.abc import Callable
 from typing import Protocol
 
-from tidegate.core.errors import ConflictError
+from tidegate.core.errors import ConflictError, VoidCertificateError
 from tidegate.core.gate.controls import FREEZE
 from tidegate.core.gate.live_state import LIVE_CARRIED_OUT, QUARANTINE, Trial
 from tidegate.core.gate.state import GateState, fold
@@ -28,6 +28,8 @@ class ServesReleases(Protocol):
     async def end_canary(self, state: CandidateState, *, reason: str) -> Release: ...
 
     async def rollback(self, to: str | None, reason: str) -> Release: ...
+
+    async def replace_void(self, void: VoidCertificateError) -> Release: ...
 
     async def divide(self, division: Division | None) -> None: ...
 

@@ -108,17 +108,11 @@ class Publisher:
             await self._loader.add(champion)
         except VoidCertificateError as void:
             _log.warning("%s is not served any more: %s", champion.id, void)
-            reason, fallback = f"rollback: {void}", void.fallback
+            reason, earlier = f"rollback: {void}", await self._records.instead_of(champion, void.fallback)
         else:
             return champion
-        base = (await self._records.releases())[0]
-        for release_id in (aliases.get(fallback), aliases.get(ANCHOR), base.id):
-            earlier = None if release_id is None else await self._records.release(release_id)
-            if earlier is None or earlier.adapter_sha256 == champion.adapter_sha256:
-                continue
-            restored = await self._new_release(
-                adapter_sha256=earlier.adapter_sha256, certificate=earlier.certificate, restores=earlier.id
-            )
+        for one in earlier:
+            restored = await self._again(one)
             if await self._loader.add_if_standing(restored):
                 targets = _as_champion(restored, champion, aliases)
                 await self._records.commit(restored, targets, reason=reason, time=self._clock())
@@ -193,6 +187,22 @@ class Publisher:
         """
         async with self._one_at_a_time:
             self._router.divide(division)
+
+    async def replace_void(self, void: VoidCertificateError) -> Release:
+        """Serve what still stands in the place of a void champion; CertificateError when nothing does."""
+        return await self._to_its_end(self._replace_void(void))
+
+    async def _replace_void(self, void: VoidCertificateError) -> Release:
+        async with self._one_at_a_time:
+            champion = await self._records.release((await self._records.aliases())[CHAMPION])
+            reason = f"rollback: {void}"
+            for earlier in await self._records.instead_of(champion, void.fallback):
+                release, old_state = await self._again(earlier), CandidateState.ROLLED_BACK
+                try:
+                    return await self._swap(release, champion, reason=reason, old_state=old_state)
+                except VoidCertificateError:
+                    continue
+            raise CertificateError(f"{reason}; nothing else that was released may be served either")
 
     async def served(self) -> dict[str, Release]:
         """The releases behind the aliases that new episodes can begin on, by alias, canary only while there is one."""
@@ -297,10 +307,7 @@ class Publisher:
                 raise ConflictError(
                     f"release {earlier.id!r} holds the same content as the champion {champion.id!r}; nothing to do"
                 )
-            release = await self._new_release(
-                adapter_sha256=earlier.adapter_sha256, certificate=earlier.certificate, restores=earlier.id
-            )
-            return await self._swap(release, champion, reason=reason, old_state=old_state)
+            return await self._swap(await self._again(earlier), champion, reason=reason, old_state=old_state)
 
     async def _swap(self, release: Release, old: Release, *, reason: str, old_state: CandidateState) -> Release:
         targets = _as_champion(release, old, await self._records.aliases())
@@ -350,6 +357,12 @@ class Publisher:
             return release
         certificate = await asyncio.to_thread(self._certificate_of, content)
         return await self._new_release(adapter_sha256=content, certificate=certificate)
+
+    async def _again(self, earlier: Release) -> Release:
+        """The content of an earlier release under the next number."""
+        return await self._new_release(
+            adapter_sha256=earlier.adapter_sha256, certificate=earlier.certificate, restores=earlier.id
+        )
 
     async def _new_release(
         self, *, adapter_sha256: str | None, certificate: JsonObject | None, restores: str | None = None

@@ -12,6 +12,7 @@ from collections.abc import Mapping
 from tidegate.core.errors import NotFoundError
 from tidegate.core.types import Candidate, CandidateState, JsonObject, Release
 from tidegate.ports import ReleaseStore
+from tidegate.release.router import ANCHOR
 
 
 class ReleaseRecords:
@@ -59,6 +60,17 @@ class ReleaseRecords:
         """Candidates of a release's content."""
         candidates = await asyncio.to_thread(self._store.list_candidates)
         return [candidate for candidate in candidates if candidate.adapter_sha256 == release.adapter_sha256]
+
+    async def instead_of(self, champion: Release, fallback: str) -> list[Release]:
+        """Releases of other content that could take a void champion's place, best first.
+
+        The one that the alias ``fallback`` names, the anchor, and release 0.
+        """
+        aliases, releases = await self.aliases(), await self.releases()
+        by_id = {release.id: release for release in releases}
+        wanted = (aliases.get(fallback), aliases.get(ANCHOR), releases[0].id)
+        found = (by_id[release_id] for release_id in wanted if release_id is not None)
+        return [release for release in found if release.adapter_sha256 != champion.adapter_sha256]
 
     async def new_release(
         self,
