@@ -182,6 +182,18 @@ async def test_a_record_that_was_committed_late_is_found(world: LiveWorld) -> No
     assert len(world.trial.subject) == 2
 
 
+async def test_what_was_left_out_of_a_look_that_said_nothing_is_told_by_the_next(world: LiveWorld) -> None:
+    first, second = world.users_of(LiveArm.SUBJECT, 2)
+    before = len(world.records)
+    world.ask(second, release_id=FIRST)
+    await world.gate.step()
+    await world.gate.step()
+    assert len(world.records) == before
+    world.ask(first, right=True)
+    await world.gate.step()
+    assert world.records[-1].body["excluded"] == {"other release": 1}
+
+
 async def test_nothing_is_written_while_nothing_happens(world: LiveWorld) -> None:
     before = len(world.records)
     for _ in range(3):

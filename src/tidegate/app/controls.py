@@ -200,10 +200,10 @@ def rotate_gate_key(controls: Controlling, key: KeyPair, *, revoke: bool) -> Jso
     old = KeyPair.load_or_create(directory.gate_key)
     fresh = directory.gate_key.with_name("gate.new.pem")
     new = KeyPair.load_or_create(fresh)  # one that a killed rotation left is used
-    if controls.state.epochs and controls.state.epochs[-1].closed is None:
-        close_epoch(controls, "the gate's key was rotated")
     subject = {"previous": old.public_hex, "public_key": new.public_hex, "revoked": revoke}
     signing = controls.sign(GATE_KEY_ROTATED, subject, key)
+    if controls.state.epochs and controls.state.epochs[-1].closed is None:
+        close_epoch(controls, "the gate's key was rotated")
     directory.gate_key.rename(directory.gate_key.with_name(f"gate-{old.public_hex[:16]}.pem"))
     fresh.rename(directory.gate_key)
     return {**signing.to_json(), **subject}
@@ -267,5 +267,9 @@ def _waiting(path: Path) -> list[dict[str, Any]]:
 
 
 def _from_window(controls: Controlling, policy: Policy) -> Mapping[str, int]:
+    """The window from which a signed policy holds: the next one, or this one while nothing was looked at in it."""
     signed = controls.state.controls.signed_policies.get(policy.hash)
-    return {} if signed is None else {"in_force_from_window": signed + 1}
+    if signed is None:
+        return {}
+    at_once = controls.state.why_not_decide(policy) is None
+    return {"in_force_from_window": signed if at_once else signed + 1}

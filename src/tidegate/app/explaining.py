@@ -10,7 +10,7 @@ from tidegate.app.stores import open_stores
 from tidegate.config import Settings
 from tidegate.core.errors import NotFoundError
 from tidegate.core.gate.state import DECISION, SCREEN
-from tidegate.core.statistics import required_pairs, sign_test
+from tidegate.core.statistics import exact_pairs, sign_test
 from tidegate.core.types import AuditRecord, JsonObject
 
 _POWER = 0.8
@@ -60,7 +60,8 @@ def decided(record: AuditRecord) -> JsonObject:
     measured = body["measured"]
     if measured is None:
         return {**result, "conditions": []}
-    return {**result, "conditions": [_superiority(body, measured), *map(_bound, measured["bounds"])]}
+    conditions = [_superiority(body, measured), *map(_bound, measured["bounds"]), *map(_alarm, measured["alarms"])]
+    return {**result, "conditions": conditions}
 
 
 def _superiority(body: JsonObject, measured: Mapping[str, Any]) -> JsonObject:
@@ -68,11 +69,11 @@ def _superiority(body: JsonObject, measured: Mapping[str, Any]) -> JsonObject:
     holds = measured["p"] <= body["level"]
     condition: dict[str, Any] = {
         "condition": "better than the champion",
-        "measured": f"{wins} wins, {losses} losses over {pairs} pairs: p = {measured['p']:.3g}",
+        "measured": f"{wins} wins, {losses} losses over {pairs} pairs: {measured['test']} p = {measured['p']:.3g}",
         "bound": f"p <= {body['level']:.3g}",
         "holds": holds,
     }
-    if not holds:
+    if not holds and measured["test"] == "sign test":  # graded gains have sizes, which counts don't tell
         needed = wins_needed(losses, level=body["level"], pairs=pairs)
         discordance, gain = (wins + losses) / pairs, (wins - losses) / pairs
         if needed is None:
@@ -80,7 +81,7 @@ def _superiority(body: JsonObject, measured: Mapping[str, Any]) -> JsonObject:
         else:
             condition["would_have_passed"] = f"{needed} wins with {losses} losses"
         if 0.0 < gain <= discordance:
-            more = required_pairs(discordance, gain, body["level"], _POWER)
+            more = exact_pairs(discordance, gain, body["level"], _POWER)
             condition["pairs_for_this_gain"] = f"{more} pairs show {gain:+.1%} with power {_POWER:g}"
     return condition
 
@@ -95,6 +96,16 @@ def _bound(bound: Mapping[str, Any]) -> JsonObject:
     if not bound["holds"]:
         condition["would_have_passed"] = f"a lower bound {-bound['margin'] - bound['lower']:.1%} higher"
     return condition
+
+
+def _alarm(alarm: Mapping[str, Any]) -> JsonObject:
+    return {
+        "condition": f"no narrower than the anchor: {alarm['name']}",
+        "measured": f"{alarm['challenger']:.3g}, the anchor's {alarm['anchor']:.3g}, over {alarm['tasks']} tasks: "
+        f"p = {alarm['p']:.2g}",
+        "bound": f"{alarm['limit']}, or p > {alarm['level']:.2g}",
+        "holds": not alarm["fires"],
+    }
 
 
 def wins_needed(losses: int, *, level: float, pairs: int) -> int | None:

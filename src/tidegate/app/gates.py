@@ -46,11 +46,10 @@ def trusted_keys(directory: DataDirectory, controls: Controls | None = None) -> 
     """
     known = controls or Controls()
     operator = KeyPair.load_or_create(directory.operator_key).public_hex
-    former = [key for key in known.gate_keys if key not in known.revoked_keys]
     return TrustedKeys(
         gate=KeyPair.load_or_create(directory.gate_key).public_key,
         people=tuple(public_key_from_hex(key) for key in {operator, *known.people}),
-        former=tuple(public_key_from_hex(key) for key in former),
+        former=tuple(public_key_from_hex(key) for key in known.former_gate_keys),
     )
 
 

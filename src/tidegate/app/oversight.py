@@ -15,9 +15,10 @@ from tidegate.app.reviews import review_items, take_review, write_items
 from tidegate.config import Settings
 from tidegate.core.errors import ConfigError, ConflictError, NotFoundError, VoidCertificateError
 from tidegate.core.gate.controls import ANCHOR_SIGNED
-from tidegate.core.types import CandidateState, JsonObject, Release
+from tidegate.core.types import CandidateState, JsonObject
 from tidegate.gate.keys import public_key_from_hex
 from tidegate.release import ANCHOR, BARE_BASE, CHAMPION
+from tidegate.release.records import release_behind
 from tidegate.signals import builtin_verifiers
 
 
@@ -105,7 +106,8 @@ async def review_epoch(
     directory = existing(settings)
     with c.controlling(directory) as controls:
         if out is not None:
-            return write_items(review_items(controls, builtin_verifiers(), epoch_id=epoch), out)
+            items = review_items(controls, build_policy(settings), builtin_verifiers(), epoch_id=epoch)
+            return write_items(items, out)
         assert take is not None  # noqa: S101 - checked above
         taken = take_review(controls, build_policy(settings), take, c.key_of(directory, key))
     restored = await _restore_anchor(settings) if any(review["invalidated"] for review in taken) else {}
@@ -147,7 +149,7 @@ async def serve_in_emergency(settings: Settings, candidate_id: str, reason: str,
                     candidate_id, state, reasons=(f"the glass was broken: {reason}",), time=controls.now()
                 )
         expires_at = controls.state.controls.break_glass[candidate.adapter_sha256]
-        champion = _aliased(controls, CHAMPION)
+        champion = release_behind(controls.stores.releases, CHAMPION)
         async with publishing(settings, directory, stores) as publisher:
             release = await publisher.publish(candidate_id, against=champion.adapter_sha256 or BARE_BASE)
     return {"release": release["id"], "expires_at": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(expires_at))}
@@ -174,7 +176,8 @@ async def _restore_anchor(settings: Settings) -> Mapping[str, Any]:
     """Serve the anchor again if the champion's certificate is void; trigger 3."""
     directory = existing(settings)
     with c.controlling(directory) as controls:
-        champion, anchor = _aliased(controls, CHAMPION), _aliased(controls, ANCHOR)
+        releases = controls.stores.releases
+        champion, anchor = release_behind(releases, CHAMPION), release_behind(releases, ANCHOR)
         if champion.adapter_sha256 is None or champion.adapter_sha256 == anchor.adapter_sha256:
             return {"restored": None}
         try:
@@ -183,22 +186,12 @@ async def _restore_anchor(settings: Settings) -> Mapping[str, Any]:
             )
         except VoidCertificateError as void:
             async with publishing(settings, directory, controls.stores) as publisher:
-                restored = _aliased(controls, CHAMPION)
+                restored = release_behind(releases, CHAMPION)
                 if restored.id != champion.id:  # a publisher that had to be started restored it on its own
                     return {"restored": restored.id}
                 release = await publisher.rollback(anchor.id, f"trigger 3: {void}")
             return {"restored": release["id"]}
         return {"restored": None}
-
-
-def _aliased(controls: c.Controlling, alias: str) -> Release:
-    """The release behind an alias; a deployment without an anchor is held to release 0."""
-    releases = controls.stores.releases.list_releases()
-    if not releases:
-        raise ConflictError("nothing was ever served from this data directory; run 'tidegate serve' first")
-    wanted = controls.stores.releases.aliases().get(alias)
-    by_number = sorted(releases, key=lambda release: release.number)
-    return next((release for release in releases if release.id == wanted), by_number[0])
 
 
 def _waiting(statements: Path) -> list[JsonObject]:

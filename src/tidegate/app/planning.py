@@ -11,7 +11,8 @@ from tidegate.app.gates import build_policy
 from tidegate.config import Settings
 from tidegate.core.errors import ConfigError
 from tidegate.core.gate.simulation import TABLES, Setup, Table
-from tidegate.core.statistics import Ledger, detectable_gain, exact_pairs, required_pairs, sign_test_power
+from tidegate.core.gate.state import GateState
+from tidegate.core.statistics import detectable_gain, exact_pairs, required_pairs, sign_test_power
 from tidegate.core.types import JsonObject
 
 
@@ -43,7 +44,7 @@ def plan(settings: Settings, options: PlanOptions) -> JsonObject:
     """
     policy = build_policy(settings)
     rules = policy.ledger
-    ledger = Ledger(alpha=rules.alpha, looks=rules.looks_per_window, error_rate=rules.error_rate)
+    ledger = GateState().ledger(policy)
     level = ledger.level if options.level is None else options.level
     if options.pairs_per_week is not None and not options.pairs_per_week > 0.0:
         raise ConfigError(f"pairs a week = {options.pairs_per_week!r}; a number above 0 is accepted")

@@ -27,13 +27,11 @@ from tidegate.ports import Verifier
 from tidegate.signals import score_episodes
 from tidegate.signals.tasks.file import read_json_lines
 
-ITEMS = 50
-
 
 def review_items(
-    controls: Controlling, verifiers: dict[str, Verifier], *, epoch_id: str | None, limit: int = ITEMS
+    controls: Controlling, policy: Policy, verifiers: dict[str, Verifier], *, epoch_id: str | None
 ) -> list[JsonObject]:
-    """Items of an epoch for a person to judge, in an order that nobody chose.
+    """Items of an epoch for a person to judge, as many of each verifier as a review needs, in an order nobody chose.
 
     Returns:
         Objects with ``epoch``, ``task``, ``verifier``, ``version``, ``messages`` (with the answer that the traffic
@@ -51,7 +49,14 @@ def review_items(
         _task_of(mine[verdict.episode_id]).id: _item(epoch, mine[verdict.episode_id], verdict) for verdict in verdicts
     }
     order = sorted(items, key=lambda task_id: hashlib.sha256(f"{epoch.commitment}{task_id}".encode()).hexdigest())
-    return [items[task_id] for task_id in order[:limit]]
+    taken: Counter[str] = Counter()
+    chosen: list[JsonObject] = []
+    for task_id in order:
+        verifier = str(items[task_id]["verifier"])
+        if taken[verifier] < policy.triggers.min_audited:
+            taken[verifier] += 1
+            chosen.append(items[task_id])
+    return chosen
 
 
 def take_review(controls: Controlling, policy: Policy, file: Path, key: KeyPair) -> list[JsonObject]:

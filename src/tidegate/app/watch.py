@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections import Counter
 from collections.abc import Awaitable, Callable, Mapping
 from typing import Any, Protocol
 
@@ -95,6 +96,7 @@ class LiveGate:
         self._clock = clock
         self._new_id = new_id
         self._reader: UnitReader | None = None
+        self._untold: Counter[str] = Counter()  # exclusions of looks that said nothing else
         self._one_at_a_time = asyncio.Lock()
 
     async def start_canary(self, candidate_id: str, *, against: str) -> JsonObject:
@@ -292,18 +294,19 @@ class LiveGate:
             reader = self._reader_of(trial)
             self._reader = None  # what it settles counts only once the look is recorded
             gathered = reader.gather(trial)
+            excluded = self._untold + Counter(gathered.excluded)
             given = look_given(
                 trial,
                 time=now,
                 units=gathered.units,
-                excluded=gathered.excluded,
+                excluded=dict(sorted(excluded.items())),
                 leaks=gathered.leaks,
                 calls=calls,
                 prompts=asked,
                 open_prompts=still_open,
                 interruption=interruption,
             )
-            self._record(trial, given)
+            self._untold = Counter() if self._record(trial, given) else excluded
             self._reader = reader
 
         await asyncio.to_thread(look)
@@ -312,11 +315,14 @@ class LiveGate:
         if after is not None and after.share != trial.share:
             await self._divide(after)
 
-    def _record(self, trial: Trial, given: JsonObject) -> None:
+    def _record(self, trial: Trial, given: JsonObject) -> bool:
+        """Take a look; whether it said something and was written down."""
         take = look_at_canary if trial.kind == "canary" else look_at_steady
         _, body = take(given, self._log.refresh())
-        if not is_silent(trial, body):
-            self._log.append(CANARY_LOOK if trial.kind == "canary" else STEADY_LOOK, body)
+        if is_silent(trial, body):
+            return False
+        self._log.append(CANARY_LOOK if trial.kind == "canary" else STEADY_LOOK, body)
+        return True
 
     def _reader_of(self, trial: Trial) -> UnitReader:
         reader = self._reader

@@ -1,6 +1,7 @@
 """The ``tidegate`` command. Heavy libraries are imported by the commands that need them, not here.
 
-Exit codes: 0 ok, 1 failure, 2 usage or configuration, 3 the gate refused, 4 the gate or a cycle abstained.
+Exit codes: 0 ok, 1 failure, 2 usage or configuration, 3 the gate refused, 4 the gate or a cycle
+abstained, or a cycle waits for its canary.
 """
 
 from __future__ import annotations

@@ -9,12 +9,12 @@ from pathlib import Path
 from typing import Protocol
 
 from tidegate.config import Settings
-from tidegate.core.errors import ConflictError
 from tidegate.core.gate.live_state import Trial
 from tidegate.core.types import Candidate, CandidateState, Episode, JsonObject
 from tidegate.cycle.machine import Outputs, Step
 from tidegate.gate import Gate
 from tidegate.ports import Environment, ReleaseStore, TrajectoryStore, Verifier
+from tidegate.release.records import release_behind
 
 
 class ManifestStore(Protocol):
@@ -66,19 +66,14 @@ class CycleStages:
 
 
 def candidate_of(stages: CycleStages, outputs: Outputs) -> Candidate:
+    """The candidate that the cycle trained or took in."""
     wanted = outputs[Step.TRAIN]["candidate"]
     return next(candidate for candidate in stages.releases.list_candidates() if candidate.id == wanted)
 
 
 def served_content(stages: CycleStages, alias: str) -> str | None:
     """Adapter hash behind an alias; a deployment without an anchor is held to release 0."""
-    aliases = stages.releases.aliases()
-    releases = {release.id: release for release in stages.releases.list_releases()}
-    if not releases:
-        raise ConflictError("nothing was ever served from this data directory; run 'tidegate serve' first")
-    if alias not in aliases:
-        return min(releases.values(), key=lambda release: release.number).adapter_sha256
-    return releases[aliases[alias]].adapter_sha256
+    return release_behind(stages.releases, alias).adapter_sha256
 
 
 def move(stages: CycleStages, candidate: Candidate, state: CandidateState, reasons: Sequence[str]) -> None:

@@ -386,7 +386,8 @@ def _as_champion(release: Release, old: Release, aliases: Mapping[str, str]) -> 
 def _require_state(candidate: Candidate, *accepted: CandidateState) -> None:
     if candidate.state not in accepted:
         raise ConflictError(
-            f"candidate {candidate.id!r} is {candidate.state.value!r}; only a 'certified' one is published"
+            f"candidate {candidate.id!r} is {candidate.state.value!r}; accepted: "
+            f"{', '.join(repr(state.value) for state in accepted)}. 'tidegate candidates list' shows the states"
         )
 
 

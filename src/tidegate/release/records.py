@@ -9,10 +9,23 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Mapping
 
-from tidegate.core.errors import NotFoundError
+from tidegate.core.errors import ConflictError, NotFoundError
 from tidegate.core.types import Candidate, CandidateState, JsonObject, Release
 from tidegate.ports import ReleaseStore
 from tidegate.release.router import ANCHOR
+
+
+def release_behind(store: ReleaseStore, alias: str) -> Release:
+    """The release that an alias names; without an anchor that is release 0.
+
+    Raises:
+        ConflictError: nothing was ever served.
+    """
+    releases = store.list_releases()
+    if not releases:
+        raise ConflictError("nothing was ever served from this data directory; run 'tidegate serve' first")
+    wanted = store.aliases().get(alias)
+    return next((release for release in releases if release.id == wanted), releases[0])
 
 
 class ReleaseRecords:

@@ -29,7 +29,9 @@ STATEMENTS = "statements"
 """Field of a record that holds the signatures over all its other fields."""
 
 BREAK_GLASS_S = 24 * 3600.0
-TWO = 2
+"""An emergency lasts until somebody awake has looked at it, and no longer than a day."""
+
+PEOPLE_TO_LOOSEN = 2
 
 SIGNED = frozenset(
     {
@@ -61,8 +63,8 @@ class Controls:
 
     ``people``: public key to name. ``policy``: the one that the last decision was taken under. ``signed_policies``:
     hash of a looser policy to the number of the window in which two people signed it. ``invalidated``: (verifier,
-    version) pairs that are not believed any more. ``gate_keys``: earlier keys of the gate whose certificates still
-    count; ``revoked_keys``: those whose certificates do not. ``break_glass``: adapter hash to the time at which its
+    version) pairs that are not believed any more. ``former_gate_keys``: earlier keys of the gate whose certificates
+    still count. ``break_glass``: adapter hash to the time at which its
     emergency certificate ends. ``anchor_review``: a person has to sign the anchor before anything is promoted.
     """
 
@@ -71,8 +73,7 @@ class Controls:
     signed_policies: Mapping[str, int] = field(default_factory=dict[str, int])
     frozen: Frozen | None = None
     invalidated: frozenset[tuple[str, str]] = frozenset()
-    gate_keys: tuple[str, ...] = ()
-    revoked_keys: frozenset[str] = frozenset()
+    former_gate_keys: tuple[str, ...] = ()
     break_glass: Mapping[str, float] = field(default_factory=dict[str, float])
     anchor_review: bool = False
 
@@ -126,11 +127,11 @@ def people_needed(kind: str, controls: Controls) -> int:
     be several people alone. The first person is trusted on first use.
     """
     if kind == POLICY_SIGNED:
-        return TWO
+        return PEOPLE_TO_LOOSEN
     if kind == UNFREEZE:
-        return TWO if controls.frozen is not None and controls.frozen.trigger is not None else 1
+        return PEOPLE_TO_LOOSEN if controls.frozen is not None and controls.frozen.trigger is not None else 1
     if kind == PERSON_TRUSTED:
-        return min(len(controls.people), TWO)
+        return min(len(controls.people), PEOPLE_TO_LOOSEN)
     return 1 if kind in SIGNED else 0
 
 
@@ -205,10 +206,10 @@ def _with_broken_glass(controls: Controls, body: JsonObject) -> Controls:
 
 
 def _with_gate_key(controls: Controls, body: JsonObject) -> Controls:
-    previous = str(body["previous"])
+    """A key that was rotated out keeps its certificates unless it was revoked."""
     if body["revoked"]:
-        return replace(controls, revoked_keys=controls.revoked_keys | {previous})
-    return replace(controls, gate_keys=(*controls.gate_keys, previous))
+        return controls
+    return replace(controls, former_gate_keys=(*controls.former_gate_keys, str(body["previous"])))
 
 
 _CHANGES: Mapping[str, Callable[[Controls, JsonObject], Controls]] = {

@@ -12,29 +12,18 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from enum import IntEnum
 from typing import TypeAlias
 
 import numpy as np
 from scipy import stats
 
-from tidegate.core.gate.live_state import MIN_REFERENCE, Trial
+from tidegate.core.gate.live_state import MIN_REFERENCE, Trial, Trigger
 from tidegate.core.statistics import EDetector, canary_evidence
 
 ERROR_EVIDENCE = 100.0
 """Evidence at which an error rate counts as more than tolerated: one canary in a hundred is taken back wrongly."""
 
 _LARGEST = 1e300  # records hold finite numbers
-
-
-class Trigger(IntEnum):
-    """Why a release is taken back or learning stops, by the numbers of the specification."""
-
-    EVIDENCE = 1
-    GUARDRAIL = 2
-    VERIFIER = 3
-    DRIFT = 4
-    REPEATED = 5
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

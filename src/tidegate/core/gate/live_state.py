@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
+from enum import IntEnum
 from typing import Any, Literal
 
 import numpy as np
@@ -39,7 +40,16 @@ MIN_REFERENCE = 30
 
 DAY_S = 86400.0
 
-_DRIFT, _REPEATED = 4, 5  # triggers of the specification that stop learning
+
+class Trigger(IntEnum):
+    """Why a release is taken back or learning stops; docs/explanation/gate.md has the table."""
+
+    EVIDENCE = 1
+    GUARDRAIL = 2
+    VERIFIER = 3
+    DRIFT = 4
+    REPEATED = 5
+
 
 TrialKind = Literal["canary", "steady"]
 
@@ -349,7 +359,7 @@ def _looked(state: LiveState, body: JsonObject, kind: str) -> LiveState:
         decision=decision if decision in ENDING else None,
         reason="; ".join(body["reasons"]),
     )
-    due = _DRIFT if decision == "freeze" else _REPEATED if body["repeated"] else None
+    due = Trigger.DRIFT if decision == "freeze" else Trigger.REPEATED if body["repeated"] else None
     state = replace(state, trial=trial, freeze_due=state.freeze_due if due is None else (due, trial.reason))
     if decision != "roll_back":
         return state

@@ -31,6 +31,7 @@ from tidegate.core.gate.simulation.looks import (
 )
 from tidegate.core.gate.simulation.rules import LEDGER, RuleResult, measure, promotions
 from tidegate.core.gate.simulation.stages import Superiority, certified
+from tidegate.core.gate.state import GateState
 from tidegate.core.statistics import Ledger, sign_test_power
 
 Cell: TypeAlias = str | float | None
@@ -71,8 +72,7 @@ class Setup:
     @property
     def ledger(self) -> Ledger:
         """A window before its first look."""
-        rules = self.policy.ledger
-        return Ledger(alpha=rules.alpha, looks=rules.looks_per_window, error_rate=rules.error_rate)
+        return GateState().ledger(self.policy)
 
     @property
     def shape(self) -> tuple[int, int]:

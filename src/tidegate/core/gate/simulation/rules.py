@@ -28,13 +28,12 @@ class RuleResult:
     """What a rule did.
 
     ``fdr``: mean over windows of false promotions over promotions, where a false promotion is a challenger that is not
-    better; ``false_share``: the same over all windows together. ``harmful``: promotions of worse challengers in 100
-    looks. ``power`` and ``first_power``: share of better challengers that are promoted, at any look and at the first
-    of a window; NaN where there is none. ``drift``: mean sum of the true gains of what was promoted, for each row.
+    better. ``harmful``: promotions of worse challengers in 100 looks. ``power`` and ``first_power``: share of better
+    challengers that are promoted, at any look and at the first of a window; NaN where there is none. ``drift``: mean
+    sum of the true gains of what was promoted, for each row.
     """
 
     fdr: float
-    false_share: float
     harmful: float
     power: float
     first_power: float
@@ -71,7 +70,6 @@ def measure(gains: Floats, promoted: Bools) -> RuleResult:
     false, total = (promoted & ~good).sum(axis=-1), promoted.sum(axis=-1)
     return RuleResult(
         fdr=float(np.mean(false / np.maximum(total, 1))),
-        false_share=_share(false.sum(), total.sum()),
         harmful=100.0 * float(np.mean(promoted & (gains < 0.0))),
         power=_share((promoted & good).sum(), good.sum()),
         first_power=_share((promoted & good)[:, 0].sum(), good[:, 0].sum()),

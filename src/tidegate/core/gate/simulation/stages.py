@@ -9,6 +9,7 @@ import numpy as np
 from tidegate.core.gate.policy import Policy
 from tidegate.core.gate.simulation.looks import PAIRS, Floats, shifted, task_rates
 from tidegate.core.gate.simulation.rules import Bools
+from tidegate.core.gate.state import GateState
 from tidegate.core.statistics import Ledger, sign_test, tango_excludes_loss
 
 Superiority: TypeAlias = Literal["ledger", "p < .05", "not worse"]
@@ -34,8 +35,7 @@ def certified(
     Returns:
         (S, H) what was promoted.
     """
-    rules = policy.ledger
-    fresh = Ledger(alpha=rules.alpha, looks=rules.looks_per_window, error_rate=rules.error_rate)
+    rules, fresh = policy.ledger, GateState().ledger(policy)
     streams, looks = gains.shape
     size = (streams, PAIRS)
     ledgers = [fresh] * streams
