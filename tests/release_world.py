@@ -116,8 +116,9 @@ class World:
         self.engine.shelf.clear()
         self.router = Router(model_name="m", episode_ttl_s=10.0, clock=lambda: self.now)
         self.publisher = Publisher(
-            store=self.store, engine=self.engine, router=self.router, check_certificate=self.check,
-            certificate_of=self.certificates.get, adapters_dir=self.adapters, model_name="m", clock=lambda: self.now,
+            store=self.store, audit=self.store._audit, engine=self.engine, router=self.router,
+            check_certificate=self.check, certificate_of=self.certificates.get,
+            adapters_dir=self.adapters, model_name="m", clock=lambda: self.now,
             canary_required=canary_required,
         )  # fmt: skip
 

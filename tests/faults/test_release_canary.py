@@ -7,10 +7,10 @@ from pathlib import Path
 import pytest
 
 from release_world import World
-from tidegate.core.errors import CertificateError, ConflictError, EngineError, StoreError
+from tidegate.core.errors import CertificateError, ConflictError, EngineError, StoreError, VoidCertificateError
 from tidegate.core.gate.live_assignment import Assignment, LiveArm
-from tidegate.core.types import CandidateState, Release
-from tidegate.release import BARE_BASE, CANARY, CHAMPION, PREVIOUS, Division
+from tidegate.core.types import CandidateState, JsonObject, Release
+from tidegate.release import ANCHOR, BARE_BASE, CANARY, CHAMPION, PREVIOUS, CertificateCheck, Division
 
 FIRST, SECOND = "m-r1-11111111", "m-r2-22222222"
 
@@ -37,6 +37,17 @@ def everybody(release_id: str) -> Division:
 
 def begins_on(world: World) -> str:
     return world.router.resolve("champion", episode_id=f"{world.now}", user_key="u").release_id
+
+
+def void_for(letter: str) -> CertificateCheck:
+    """A check that does not believe the certificate of one content any more."""
+
+    def check(certificate: JsonObject | None, *, adapter_sha256: str, base_sha256: str) -> None:
+        if adapter_sha256 == letter * 64:
+            raise VoidCertificateError("its day is over")
+        World.check(certificate, adapter_sha256=adapter_sha256, base_sha256=base_sha256)
+
+    return check
 
 
 async def test_a_canary_is_loaded_and_named_and_gets_no_traffic_by_itself(world: World) -> None:
@@ -163,6 +174,67 @@ async def test_there_is_no_way_to_all_users_around_the_canary(world: World) -> N
     with pytest.raises(ConflictError, match="which is 'rejected'"):
         await world.publisher.promote(SECOND)
     assert world.router.champion == FIRST
+
+
+@pytest.mark.parametrize("state", [CandidateState.ROLLED_BACK, CandidateState.CERTIFIED])
+async def test_a_certificate_alone_restores_nothing_that_never_was_the_champion(
+    world: World, state: CandidateState
+) -> None:
+    if state is CandidateState.ROLLED_BACK:
+        _, second = await with_canary(world)
+        await world.publisher.end_canary(state, reason="bad")
+    else:
+        await world.publish(world.certified("1"))
+        second, world.store.fails_in = world.certified("2"), "set_candidate_state"
+        with pytest.raises(StoreError):
+            await world.publisher.start_canary(second, against="1" * 64)
+        world.store.fails_in = None
+    assert world.state(second) is state
+    with pytest.raises(ConflictError, match="never was the champion"):
+        await world.publisher.promote(SECOND)
+    with pytest.raises(ConflictError, match="never was the champion"):
+        await world.publisher.rollback(SECOND, "why not")
+    assert world.store.aliases()[CHAMPION] == world.router.champion == FIRST
+
+
+async def test_what_was_a_champion_before_a_restart_is_still_known_to_have_been_one(world: World) -> None:
+    await world.publish(world.certified("1"))
+    await world.publish(world.certified("2"))
+    world.start()
+    await world.publisher.reconcile()
+    assert (await world.publisher.rollback(FIRST, "bad")).restores == FIRST
+    assert (await world.publisher.promote(SECOND)).restores == SECOND
+
+
+async def test_a_canary_whose_certificate_fell_is_not_promoted_and_moves_nothing(world: World) -> None:
+    _, second = await with_canary(world)
+    before = world.store.aliases()
+    world.publisher._loader._check_certificate = void_for("2")
+    with pytest.raises(VoidCertificateError):
+        await world.publisher.end_canary(CandidateState.CHAMPION, reason="better")
+    assert (world.store.aliases(), world.router.champion) == (before, FIRST)
+    assert world.state(second) is CandidateState.CANARY
+
+
+@pytest.mark.parametrize("fallback", [ANCHOR, PREVIOUS])
+@pytest.mark.parametrize("was_champion", [True, False])
+async def test_a_void_champion_does_not_make_way_for_what_was_taken_back(
+    world: World, fallback: str, was_champion: bool
+) -> None:
+    _, second = await with_canary(world)
+    await world.publisher.end_canary(
+        CandidateState.CHAMPION if was_champion else CandidateState.REJECTED, reason="decided"
+    )
+    if was_champion:
+        await world.publisher.rollback(None, "bad after all")
+    world.store.move_aliases({ANCHOR: SECOND, PREVIOUS: SECOND}, reason="by hand", time=world.now)
+    world.publisher._loader._check_certificate = void_for("1")
+    await world.publisher.replace_void(VoidCertificateError("its day is over", fallback=fallback))
+    assert (world.serving(), world.state(second)) == (
+        None,
+        CandidateState.ROLLED_BACK if was_champion else CandidateState.REJECTED,
+    )
+    assert (await world.publisher.served())[CHAMPION].adapter_sha256 is None
 
 
 async def test_another_champion_ends_the_division_at_once(world: World) -> None:

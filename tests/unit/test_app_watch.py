@@ -337,6 +337,22 @@ async def test_a_champion_whose_certificate_falls_is_replaced_without_a_restart(
     assert (await world.releases.publisher.served())[CHAMPION] == champion
 
 
+async def test_a_certificate_that_falls_between_decision_and_swap_rejects_the_canary(world: LiveWorld) -> None:
+    check = world.releases.check
+
+    def void(certificate: object, *, adapter_sha256: str, base_sha256: str) -> None:
+        if adapter_sha256 == "2" * 64:
+            raise VoidCertificateError("its verifier was invalidated")
+        check(certificate, adapter_sha256=adapter_sha256, base_sha256=base_sha256)
+
+    world.releases.publisher._loader._check_certificate = void
+    world.arms([True] * 12, [False] * 12)
+    await world.gate.step()
+    assert (world.trial.decision, world.trial.carried_out) == ("promote", True)
+    assert world.releases.state("cand-22222222") is CandidateState.REJECTED
+    assert world.releases.router.champion == world.releases.store.aliases()[CHAMPION] == FIRST
+
+
 async def steady_world(tmp_path: Path) -> LiveWorld:
     world = await canary_world(tmp_path)
     world.arms([True] * 12, [False] * 12)

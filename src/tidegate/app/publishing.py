@@ -142,6 +142,7 @@ def build_publisher(
     """Wire a publisher to the stores and the gate's certificates."""
     return Publisher(
         store=stores.releases,
+        audit=stores.audit,
         engine=engine,
         router=router,
         check_certificate=certificate_check(directory, stores.audit),

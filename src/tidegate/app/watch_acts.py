@@ -6,16 +6,19 @@ The log says what is still to be done, so it does not matter which process decid
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import Callable
 from typing import Protocol
 
-from tidegate.core.errors import ConflictError, VoidCertificateError
+from tidegate.core.errors import CertificateError, ConflictError, VoidCertificateError
 from tidegate.core.gate.controls import FREEZE
 from tidegate.core.gate.live_state import LIVE_CARRIED_OUT, QUARANTINE, Trial
 from tidegate.core.gate.state import GateState, fold
 from tidegate.core.types import CandidateState, JsonObject, Release
 from tidegate.ports import AuditLog
 from tidegate.release import CHAMPION, Division
+
+_log = logging.getLogger(__name__)
 
 _ATTEMPTS = 5  # somebody else's record between reading and writing is rare, five in a row is a fault
 
@@ -114,4 +117,10 @@ async def _swap(trial: Trial, publisher: ServesReleases) -> None:
     state = CandidateState.ROLLED_BACK if trial.decision == "roll_back" else CandidateState.REJECTED
     if trial.decision == "promote" and champion in (trial.control_release, trial.subject_release):
         state = CandidateState.CHAMPION
-    await publisher.end_canary(state, reason=trial.reason)
+    try:
+        await publisher.end_canary(state, reason=trial.reason)
+    except CertificateError as void:
+        if state is not CandidateState.CHAMPION:
+            raise
+        _log.warning("the canary of trial %s is not promoted: %s", trial.id, void)
+        await publisher.end_canary(CandidateState.REJECTED, reason=f"{trial.reason}; it is not promoted: {void}")

@@ -1,7 +1,8 @@
 """Serving what was certified: routing, canaries, hot swap, rollback."""
 
 from tidegate.release.loading import CertificateCheck
-from tidegate.release.publisher import BARE_BASE, Publisher
+from tidegate.release.preconditions import BARE_BASE
+from tidegate.release.publisher import Publisher
 from tidegate.release.router import ANCHOR, CANARY, CHAMPION, PREVIOUS, Division, RoutedRelease, Router
 
 __all__ = [

@@ -66,22 +66,31 @@ class Loader:
             return False
         return True
 
-    async def load(self, release: Release, adapter: str | None) -> RoutedRelease:
-        """Check a release's content and load it into the engine; nobody can address it yet."""
-        if adapter is not None and release.adapter_sha256 is not None:
+    async def check(self, release: Release) -> None:
+        """Whether a release may be served here.
+
+        Raises:
+            CertificateError: its certificate does not stand, or it is another base model than the engine's.
+        """
+        if release.adapter_sha256 is not None:
             await asyncio.to_thread(
                 self._check_certificate,
                 release.certificate,
                 adapter_sha256=release.adapter_sha256,
                 base_sha256=self._engine.base_sha256,
             )
-            directory = self._adapters_dir / release.adapter_sha256
-            await self._engine.load(AdapterRef(name=adapter, path=directory, sha256=release.adapter_sha256))
         elif release.base_sha256 != self._engine.base_sha256:
             raise CertificateError(
                 f"release {release.id!r} is the base model {release.base_sha256[:12]}, the engine serves "
                 f"{self._engine.base_sha256[:12]}; start with the model that this data directory was made with"
             )
+
+    async def load(self, release: Release, adapter: str | None) -> RoutedRelease:
+        """Check a release's content and load it into the engine; nobody can address it yet."""
+        await self.check(release)
+        if adapter is not None and release.adapter_sha256 is not None:
+            directory = self._adapters_dir / release.adapter_sha256
+            await self._engine.load(AdapterRef(name=adapter, path=directory, sha256=release.adapter_sha256))
         return RoutedRelease(release_id=release.id, adapter=adapter)
 
     async def engine_name(self, release: Release) -> str | None:

@@ -10,21 +10,19 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Coroutine, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Sequence
 from pathlib import Path
 from typing import Any
 
 from tidegate.core.errors import CertificateError, ConflictError, VoidCertificateError
-from tidegate.core.types import Candidate, CandidateState, JsonObject, Messages, Release
-from tidegate.ports import Engine, ReleaseStore
+from tidegate.core.types import CandidateState, JsonObject, Messages, Release
+from tidegate.ports import AuditLog, Engine, ReleaseStore
 from tidegate.release.loading import CertificateCheck, Loader
+from tidegate.release.preconditions import as_champion, require_judged_against, require_state
 from tidegate.release.records import ReleaseRecords
 from tidegate.release.router import ANCHOR, CANARY, CHAMPION, PREVIOUS, Division, Router
 
 _log = logging.getLogger(__name__)
-
-BARE_BASE = "base"
-"""What a candidate was judged against when no adapter was served yet."""
 
 PROBE_PROMPTS: tuple[Messages, ...] = (
     ({"role": "user", "content": "What is 2 + 2?"},),
@@ -37,6 +35,7 @@ class Publisher:
 
     Args:
         store: durable releases and aliases.
+        audit: the log that ``store`` writes its changes to.
         engine: where adapters are loaded.
         router: the in-memory pointer.
         check_certificate: the gate's verification; there is no way around it here.
@@ -51,6 +50,7 @@ class Publisher:
         self,
         *,
         store: ReleaseStore,
+        audit: AuditLog,
         engine: Engine,
         router: Router,
         check_certificate: CertificateCheck,
@@ -61,7 +61,7 @@ class Publisher:
         canary_required: bool = False,
         probe_prompts: Sequence[Messages] = PROBE_PROMPTS,
     ) -> None:
-        self._records = ReleaseRecords(store)
+        self._records = ReleaseRecords(store, audit)
         self._engine = engine
         self._router = router
         self._loader = Loader(
@@ -114,7 +114,7 @@ class Publisher:
         for one in earlier:
             restored = await self._again(one)
             if await self._loader.add_if_standing(restored):
-                targets = _as_champion(restored, champion, aliases)
+                targets = as_champion(restored, champion, aliases)
                 await self._records.commit(restored, targets, reason=reason, time=self._clock())
                 await self._records.move_candidates(
                     restored, champion, reason=reason, old_state=CandidateState.ROLLED_BACK, time=self._clock()
@@ -174,6 +174,7 @@ class Publisher:
 
         Raises:
             ConflictError: no canary was ever started.
+            CertificateError: the one to promote may not be served any more; nothing changed.
         """
         if state is not CandidateState.CHAMPION:
             self._router.divide(None)
@@ -239,14 +240,14 @@ class Publisher:
     async def _publish(self, candidate_id: str, against: str) -> Release:
         async with self._one_at_a_time:
             candidate = await self._records.candidate(candidate_id)
-            _require_state(candidate, CandidateState.CERTIFIED, CandidateState.CHAMPION)
+            require_state(candidate, CandidateState.CERTIFIED, CandidateState.CHAMPION)
             reason, content = f"published {candidate_id}", candidate.adapter_sha256
             aliases = await self._records.aliases()
             champion = await self._records.release(aliases[CHAMPION])
             if champion.adapter_sha256 == content:
                 await self._finish(champion, aliases.get(PREVIOUS), reason=reason, old_state=CandidateState.RETIRED)
                 return champion
-            _require_judged_against(candidate, champion, against)
+            require_judged_against(candidate, champion, against)
             release = await self._release_of(content)
             if self._canary_required and (release.certificate or {}).get("kind") == "gate":
                 raise ConflictError(
@@ -258,7 +259,7 @@ class Publisher:
     async def _start_canary(self, candidate_id: str, against: str) -> Release:
         async with self._one_at_a_time:
             candidate = await self._records.candidate(candidate_id)
-            _require_state(candidate, CandidateState.CERTIFIED, CandidateState.CANARY)
+            require_state(candidate, CandidateState.CERTIFIED, CandidateState.CANARY)
             aliases = await self._records.aliases()
             champion = await self._records.release(aliases[CHAMPION])
             release = await self._release_of(candidate.adapter_sha256)
@@ -268,7 +269,7 @@ class Publisher:
                     f"candidate {candidate_id!r} cannot be a canary while {running!r} is one; wait for that one's end"
                 )
             if running != release.id:
-                _require_judged_against(candidate, champion, against)
+                require_judged_against(candidate, champion, against)
                 await self._commit_loaded(release, champion, {CANARY: release.id}, reason=f"canary {candidate_id}")
             await self._records.move_candidate(candidate_id, CandidateState.CANARY, time=self._clock())
             return release
@@ -281,6 +282,8 @@ class Publisher:
             canary, champion = aliases[CANARY], aliases[CHAMPION]
             if state is CandidateState.CHAMPION:
                 release = await self._records.release(canary)
+                if canary != champion:
+                    await self._loader.check(release)
                 targets = {CHAMPION: canary, PREVIOUS: champion} if canary != champion else {}
                 await self._records.move_aliases(targets, reason=reason, time=self._clock())
                 self._router.point_champion_at(release.id)
@@ -300,7 +303,7 @@ class Publisher:
             if target is None:
                 raise ConflictError("there is no previous champion to roll back to; name a release with 'to'")
             earlier = await self._records.release(target)
-            await self._require_restorable(earlier)
+            await self._records.require_restorable(earlier)
             champion = await self._records.release(aliases[CHAMPION])
             if champion.adapter_sha256 == earlier.adapter_sha256:
                 await self._finish(champion, aliases.get(PREVIOUS), reason=reason, old_state=old_state)
@@ -310,7 +313,7 @@ class Publisher:
             return await self._swap(await self._again(earlier), champion, reason=reason, old_state=old_state)
 
     async def _swap(self, release: Release, old: Release, *, reason: str, old_state: CandidateState) -> Release:
-        targets = _as_champion(release, old, await self._records.aliases())
+        targets = as_champion(release, old, await self._records.aliases())
         if release.certificate is not None and release.certificate.get("kind") == "person" and not release.restores:
             targets[ANCHOR] = release.id
         await self._commit_loaded(release, old, targets, reason=reason)
@@ -340,16 +343,6 @@ class Publisher:
         await self._records.move_candidates(release, old, reason=reason, old_state=old_state, time=self._clock())
         await self._loader.unload_unneeded()
 
-    async def _require_restorable(self, release: Release) -> None:
-        """What a canary rejected or still holds was never served to all, and is not by way of restoring it."""
-        barred = (CandidateState.CANARY, CandidateState.REJECTED, CandidateState.QUARANTINED)
-        for candidate in await self._records.candidates_of(release):
-            if candidate.state in barred:
-                raise ConflictError(
-                    f"release {release.id!r} holds candidate {candidate.id!r}, which is {candidate.state.value!r}; "
-                    "only what was a champion is served again"
-                )
-
     async def _release_of(self, content: str) -> Release:
         """The first release of a certified content, not stored yet if there was none."""
         release = await self._records.first_of(content)
@@ -374,27 +367,4 @@ class Publisher:
             certificate=certificate,
             time=self._clock(),
             restores=restores,
-        )
-
-
-def _as_champion(release: Release, old: Release, aliases: Mapping[str, str]) -> dict[str, str]:
-    """Where aliases point once ``release`` is the champion; that of the canary stays with it while there is none."""
-    targets = {CHAMPION: release.id, PREVIOUS: old.id}
-    return {**targets, CANARY: release.id} if aliases.get(CANARY) == old.id else targets
-
-
-def _require_state(candidate: Candidate, *accepted: CandidateState) -> None:
-    if candidate.state not in accepted:
-        raise ConflictError(
-            f"candidate {candidate.id!r} is {candidate.state.value!r}; accepted: "
-            f"{', '.join(repr(state.value) for state in accepted)}. 'tidegate candidates list' shows the states"
-        )
-
-
-def _require_judged_against(candidate: Candidate, champion: Release, against: str) -> None:
-    served = champion.adapter_sha256 or BARE_BASE
-    if served != against:
-        raise ConflictError(
-            f"candidate {candidate.id!r} was judged against {against[:12]!r}, but the champion {champion.id!r} "
-            f"is {served[:12]!r}; have it judged again with 'tidegate cycle run --candidate DIRECTORY'"
         )

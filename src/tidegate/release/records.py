@@ -11,8 +11,17 @@ from collections.abc import Mapping
 
 from tidegate.core.errors import ConflictError, NotFoundError
 from tidegate.core.types import Candidate, CandidateState, JsonObject, Release
-from tidegate.ports import ReleaseStore
-from tidegate.release.router import ANCHOR
+from tidegate.ports import AuditLog, ReleaseStore
+from tidegate.release.router import ANCHOR, CHAMPION
+
+_NEVER_AGAIN = (
+    CandidateState.PROPOSED,
+    CandidateState.SCREENED,
+    CandidateState.CANARY,
+    CandidateState.REJECTED,
+    CandidateState.QUARANTINED,
+)
+"""States of a candidate whose content is not restored, whatever it was before."""
 
 
 def release_behind(store: ReleaseStore, alias: str) -> Release:
@@ -29,10 +38,18 @@ def release_behind(store: ReleaseStore, alias: str) -> Release:
 
 
 class ReleaseRecords:
-    """Each method raises StoreError when the store is away."""
+    """Each method raises StoreError when the store is away.
 
-    def __init__(self, store: ReleaseStore) -> None:
+    Args:
+        store: durable releases and aliases.
+        audit: the log that ``store`` writes its changes to.
+    """
+
+    def __init__(self, store: ReleaseStore, audit: AuditLog) -> None:
         self._store = store
+        self._audit = audit
+        self._champions: set[str] = set()  # of the log up to ``_read_to``
+        self._read_to = 0
 
     async def aliases(self) -> dict[str, str]:
         """Alias to release id."""
@@ -77,13 +94,60 @@ class ReleaseRecords:
     async def instead_of(self, champion: Release, fallback: str) -> list[Release]:
         """Releases of other content that could take a void champion's place, best first.
 
-        The one that the alias ``fallback`` names, the anchor, and release 0.
+        The one that the alias ``fallback`` names, the anchor, and release 0, as far as they may be restored. What was
+        rolled back is served again only when a person asks for it.
         """
         aliases, releases = await self.aliases(), await self.releases()
         by_id = {release.id: release for release in releases}
         wanted = (aliases.get(fallback), aliases.get(ANCHOR), releases[0].id)
         found = (by_id[release_id] for release_id in wanted if release_id is not None)
-        return [release for release in found if release.adapter_sha256 != champion.adapter_sha256]
+        return [
+            release
+            for release in found
+            if release.adapter_sha256 != champion.adapter_sha256
+            and await self.why_not_restore(release) is None
+            and not await self.is_taken_back(release)
+        ]
+
+    async def is_taken_back(self, release: Release) -> bool:
+        """Whether the release's content was rolled back and nobody served it again since."""
+        return any(one.state is CandidateState.ROLLED_BACK for one in await self.candidates_of(release))
+
+    async def why_not_restore(self, release: Release) -> str | None:
+        """Why an earlier release is not served again, in words; None when it may be.
+
+        Only content that served all users before may: a canary that was taken back, or that never began, has a
+        certificate too, but the comparison with the champion never ended in its favour.
+        """
+        for candidate in await self.candidates_of(release):
+            if candidate.state in _NEVER_AGAIN:
+                return f"it holds candidate {candidate.id!r}, which is {candidate.state.value!r}"
+        champions = await asyncio.to_thread(self._champions_so_far)
+        content = {one.id: one.adapter_sha256 for one in await self.releases()}
+        if release.adapter_sha256 in {content[one] for one in champions if one in content}:
+            return None
+        return "its content never was the champion"
+
+    async def require_restorable(self, release: Release) -> None:
+        """Refuse what :meth:`why_not_restore` has a reason against.
+
+        Raises:
+            ConflictError: it has one.
+        """
+        reason = await self.why_not_restore(release)
+        if reason is not None:
+            raise ConflictError(
+                f"release {release.id!r} is not served again: {reason}; name a release that was a champion, "
+                "'tidegate releases list' shows all"
+            )
+
+    def _champions_so_far(self) -> set[str]:
+        """Ids of releases that the champion's alias ever pointed at."""
+        for record in self._audit.read(after_seq=self._read_to):
+            if record.kind == "aliases_moved" and CHAMPION in record.body["to"]:
+                self._champions.add(record.body["to"][CHAMPION])
+            self._read_to = record.seq
+        return self._champions
 
     async def new_release(
         self,
