@@ -65,8 +65,8 @@ def test_an_edited_policy_stops_the_next_cycle_until_two_people_sign(world: Loop
         refused(world, ["gate", "sign", str(policy)], "another person has to", code=2)
         refused(world, ["cycle", "run"], "looser than the one in force")
         second = tmp_path / "second.pem"
-        public = told(world, "gate", "keygen", str(second))["public_key"]
-        told(world, "gate", "trust", "second", public)
+        given = told(world, "gate", "keygen", str(second))["introduction"]
+        told(world, "gate", "trust", "second", given)
         signed = told(world, "gate", "sign", str(policy), "--key", str(second))
         assert signed["in_force_from_window"] == 2
         refused(world, ["cycle", "run"], "takes effect with window 2")
@@ -112,10 +112,11 @@ def test_people_who_disagree_with_a_verifier_bring_the_anchor_back(world: LoopWo
     assert {line["passed"] for line in lines} == {True}
     assert lines[0]["messages"][-1] == {"role": "assistant", "content": "ok"}
     refused(world, ["gate", "review", "--take", str(items)], "field 'agree' is None", code=2)
-    items.write_text("".join(json.dumps({**line, "agree": True}) + "\n" for line in lines))
+    items.write_text("".join(json.dumps({**line, "agree": True}) + "\n" for line in lines[:5]))
     assert told(world, "gate", "review", "--take", str(items))["reviews"][0]["invalidated"] is False
     assert champion(world)["id"] == served["id"]
-    judged = [{**line, "agree": index % 2 == 0} for index, line in enumerate(lines)]
+    refused(world, ["gate", "review", "--take", str(items)], "were reviewed before")
+    judged = [{**line, "agree": index % 2 == 0} for index, line in enumerate(lines[5:])]
     items.write_text("".join(json.dumps(line) + "\n" for line in judged))
     taken = told(world, "gate", "review", "--take", str(items))
     assert taken["reviews"][0]["invalidated"] is True

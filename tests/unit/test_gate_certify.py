@@ -197,6 +197,22 @@ def test_length_and_speed_are_held_to_the_other_arm_on_the_same_task() -> None:
     assert (length.better, length.worse) == (20, 20)
 
 
+def test_length_that_brings_success_is_not_overlong_for_either_arm() -> None:
+    """An agent that gives up after one call is always shorter than one that answers after two."""
+    short, long = Row(passed=False, tokens=10), Row(passed=True, tokens=50)
+    both = [Row(passed=True, tokens=10), Row(passed=True, tokens=50)]
+    pairs = [
+        *(Pair(task_id=f"a{n:02}", kind="a", challenger=long, champion=short, anchor=short) for n in range(30)),
+        *(Pair(task_id=f"b{n:02}", kind="a", challenger=short, champion=long, anchor=short) for n in range(5)),
+        *(Pair(task_id=f"c{n:02}", kind="a", challenger=both[1], champion=both[0], anchor=short) for n in range(3)),
+        *(Pair(task_id=f"d{n:02}", kind="a", challenger=both[0], champion=both[0], anchor=short) for n in range(22)),
+    ]
+    decision = certify(evidence(pairs), POLICY, LEDGER)
+    assert isinstance(decision, Promote)
+    length = next(bound for bound in decision.measured.bounds if bound.name == "guardrail 'length'")
+    assert (length.better, length.worse) == (0, 3)
+
+
 @pytest.mark.parametrize("arm", ["challenger", "champion"])
 def test_what_was_cut_short_counts_as_long_and_slow_for_the_challenger(arm: str) -> None:
     pairs = with_flags(arm, 10, engine_error=True, tokens=0, milliseconds=0)

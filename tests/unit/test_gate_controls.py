@@ -11,9 +11,10 @@ import pytest
 from gate_engine import make_policy
 from tidegate.app.controls import (
     Controlling,
-    break_glass,
     close_epoch,
     controlling,
+    emergency_certificate,
+    first_certificate,
     freeze,
     invalidate_verifier,
     rotate_gate_key,
@@ -24,16 +25,35 @@ from tidegate.app.controls import (
 from tidegate.app.gates import certificate_check, trusted_keys, verify_log
 from tidegate.app.layout import DataDirectory
 from tidegate.core.errors import AuditError, CertificateError, ConflictError, GateError, NotFoundError
-from tidegate.core.gate.controls import ANCHOR_SIGNED, FREEZE, Controls
+from tidegate.core.gate.controls import (
+    ANCHOR_SIGNED,
+    FREEZE,
+    GATE_KEY_ROTATED,
+    VERIFIER_REVIEWED,
+    Controls,
+    fold_controls,
+)
+from tidegate.core.gate.live_state import LiveState
 from tidegate.core.gate.policy import Policy
-from tidegate.core.gate.state import DECISION, EPOCH_OPENED
-from tidegate.core.types import Candidate, CandidateState
+from tidegate.core.gate.state import DECISION, EPOCH_OPENED, GateState
+from tidegate.core.types import AuditRecord, Candidate, CandidateState
 from tidegate.gate.certificates import sign_certificate
 from tidegate.gate.keys import KeyPair
+from tidegate.gate.statements import introduction
 
 STRICT = make_policy()
 LOOSE = make_policy(ledger__alpha=0.2)
 BASE, ADAPTER = "b" * 64, "a" * 64
+CANDIDATE = Candidate(
+    id="cand-aaaaaaaa",
+    adapter_sha256=ADAPTER,
+    base_sha256=BASE,
+    manifest_hash=None,
+    parent_sha256=None,
+    state=CandidateState.PROPOSED,
+    created_at=1.0,
+    origin="test",
+)
 
 
 @pytest.fixture
@@ -51,7 +71,7 @@ def operator(directory: DataDirectory) -> KeyPair:
 
 def two_people(controls: Controlling) -> tuple[KeyPair, KeyPair]:
     first, second = operator(controls.directory), key(controls.directory, "second")
-    trust(controls, "second", second.public_hex, first)
+    trust(controls, "second", introduction(second), first)
     return first, second
 
 
@@ -141,15 +161,15 @@ def test_one_person_is_not_two(directory: DataDirectory, tmp_path: Path) -> None
         first, second = two_people(controls)
         puppet = key(directory, "puppet")
         with pytest.raises(GateError, match="is none of those whom this gate trusts"):
-            trust(controls, "puppet", puppet.public_hex, puppet)
-        assert trust(controls, "puppet", puppet.public_hex, first)["waiting_for_people"] == 1
+            trust(controls, "puppet", introduction(puppet), puppet)
+        assert trust(controls, "puppet", introduction(puppet), first)["waiting_for_people"] == 1
         decided(controls, STRICT, "abstain")
         with pytest.raises(GateError, match="none of those"):
             sign_policy(controls, policy_file(tmp_path / "loose.toml", LOOSE), puppet)
-        assert "recorded" in trust(controls, "puppet", puppet.public_hex, second)
+        assert "recorded" in trust(controls, "puppet", introduction(puppet), second)
         assert set(controls.state.controls.people.values()) == {"operator", "second", "puppet"}
         with pytest.raises(ConflictError, match="trusted already"):
-            trust(controls, "second", key(directory, "other").public_hex, first)
+            trust(controls, "second", introduction(key(directory, "other")), first)
 
 
 def test_a_waiting_signature_that_was_changed_counts_for_nothing(directory: DataDirectory, tmp_path: Path) -> None:
@@ -200,23 +220,14 @@ def test_a_signature_for_one_freeze_lifts_no_other(directory: DataDirectory) -> 
 def test_breaking_the_glass_is_logged_ends_and_stops_promotions_until_the_anchor_is_signed(
     directory: DataDirectory, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    candidate = Candidate(
-        id="cand-aaaaaaaa",
-        adapter_sha256=ADAPTER,
-        base_sha256=BASE,
-        manifest_hash=None,
-        parent_sha256=None,
-        state=CandidateState.PROPOSED,
-        created_at=1.0,
-        origin="test",
-    )
+    candidate = CANDIDATE
     with controlling(directory) as controls:
         opened(controls)
         decided(controls, STRICT, "promote")
         assert controls.state.ledger(STRICT).promotions == 1
         now = controls.now()
         monkeypatch.setattr("tidegate.app.controls.time.time", lambda: now)
-        certificate = break_glass(controls, candidate, "the champion insults people", operator(directory))
+        certificate = emergency_certificate(controls, candidate, "the champion insults people", operator(directory))
         assert controls.state.ledger(STRICT).promotions == 0
         assert "glass was broken" in why_not(controls, STRICT)
         check = certificate_check(directory, controls.stores.audit)
@@ -254,7 +265,8 @@ def test_a_certificate_falls_with_its_verifier_and_the_epoch_closes(directory: D
         certificate = gate_certificate(directory, decided(controls, STRICT, "promote"))
         check(certificate, adapter_sha256=ADAPTER, base_sha256=BASE)
         opened(controls, 2)
-        invalidate_verifier(controls, "exact", "0", "another version", operator(directory))
+        with pytest.raises(NotFoundError, match=r"'exact' '0' scored nothing here; these did: \[\('exact', '1'\)\]"):
+            invalidate_verifier(controls, "exact", "0", "a slip of the pen", operator(directory))
         check(certificate, adapter_sha256=ADAPTER, base_sha256=BASE)
         assert controls.state.epochs[-1].closed is None
         invalidate_verifier(controls, "exact", "1", "praises nonsense", operator(directory))
@@ -349,6 +361,123 @@ def test_verifying_the_log_checks_every_persons_signature(directory: DataDirecto
         controls.stores.audit.append("unfreeze", body, time=controls.now())
         with pytest.raises(AuditError, match=r"record 6 \(unfreeze\): a statement .* does not verify"):
             verify_log(controls.stores.audit.read(), trusted=trusted)
+
+
+def test_a_signature_lets_a_looser_policy_in_once(directory: DataDirectory, tmp_path: Path) -> None:
+    file = policy_file(tmp_path / "loose.toml", LOOSE)
+    with controlling(directory) as controls:
+        first, second = two_people(controls)
+        decided(controls, STRICT, "abstain")
+        sign_policy(controls, file, first)
+        assert sign_policy(controls, file, second)["in_force_from_window"] == 1  # nothing was looked at in it yet
+        decided(controls, LOOSE, "abstain")
+        decided(controls, STRICT, "abstain")
+        assert "two people sign" in why_not(controls, LOOSE)
+
+
+def test_judgements_of_a_verifier_add_up_and_count_once(directory: DataDirectory) -> None:
+    def reviewed(controls: Controlling, agree: dict[str, bool]) -> None:
+        subject = {"epoch": "epoch-1", "verifier": "exact", "version": "1", "agree": agree}
+        controls.sign(VERIFIER_REVIEWED, subject, operator(directory))
+
+    with controlling(directory) as controls:
+        decided(controls, STRICT, "abstain")
+        opened(controls)
+        reviewed(controls, {f"t{number}": False for number in range(9)})
+        assert not controls.state.controls.invalidated  # ten are needed
+        with pytest.raises(AuditError, match="were reviewed before"):
+            reviewed(controls, {"t8": True, "t9": True})
+        reviewed(controls, {"t9": True})
+        assert controls.state.controls.invalidated == {("exact", "1")}
+        assert "was invalidated" in str(controls.state.epochs[-1].closed)
+        assert controls.state.controls.disbelieved({"exact": "1", "other": "1"}) == ("'exact' '1'",)
+
+
+def test_an_introduction_shows_that_its_key_is_held(directory: DataDirectory) -> None:
+    with controlling(directory) as controls:
+        given = introduction(key(directory, "second"))
+        for wrong in (given[:64], given[:-2] + "00", "zz", key(directory, "x").public_hex + given[64:]):
+            with pytest.raises(CertificateError, match="is no introduction"):
+                trust(controls, "second", wrong, operator(directory))
+        with pytest.raises(ConflictError, match="no name"):
+            trust(controls, " ", given, operator(directory))
+        trust(controls, "second", given.upper(), operator(directory))
+        freeze(controls, "x")
+        assert "recorded" in unfreeze(controls, key(directory, "second"))
+
+
+def test_a_rotation_that_died_is_finished_and_a_key_can_still_be_revoked(directory: DataDirectory) -> None:
+    def record(controls: Controlling, *, revoked: bool) -> dict[str, Any]:
+        new = KeyPair.load_or_create(directory.next_gate_key).public_hex
+        old = KeyPair.load_or_create(directory.gate_key).public_hex
+        subject = {"previous": old, "public_key": new, "revoked": revoked}
+        controls.sign(GATE_KEY_ROTATED, subject, operator(directory))
+        return subject
+
+    with controlling(directory) as controls:
+        opened(controls)
+        old = gate_certificate(directory, decided(controls, STRICT, "promote"))
+        before = record(controls, revoked=False)  # and dies
+        check = certificate_check(directory, controls.stores.audit)
+        check(old, adapter_sha256=ADAPTER, base_sha256=BASE)
+        assert trusted_keys(directory, controls.state.controls).gate.public_bytes_raw().hex() == before["public_key"]
+    with controlling(directory) as controls:
+        assert KeyPair.load(directory.gate_key).public_hex == before["public_key"]
+        assert not directory.next_gate_key.exists()
+        after = rotate_gate_key(controls, operator(directory), revoke=True)
+        assert after["previous"] == before["public_key"]
+        assert controls.state.controls.former_gate_keys == (before["previous"],)
+
+
+def test_a_key_whose_rotation_is_repeated_as_revoked_counts_no_more() -> None:
+    def rotated(seq: int, *, revoked: bool) -> AuditRecord:
+        body = {"previous": "a" * 64, "public_key": "b" * 64, "revoked": revoked, "statements": [{"signer": "p"}]}
+        return AuditRecord(seq=seq, prev_hash="", time=0.0, kind=GATE_KEY_ROTATED, body=body, hash="")
+
+    controls = fold_controls(Controls(people={"p": "operator"}), rotated(1, revoked=False), window=1)
+    assert controls.former_gate_keys == ("a" * 64,)
+    assert fold_controls(controls, rotated(2, revoked=True), window=1).former_gate_keys == ()
+
+
+def test_a_persons_certificate_rests_on_their_signature_in_the_log(directory: DataDirectory) -> None:
+    candidate = replace(CANDIDATE, state=CandidateState.PROPOSED)
+    with controlling(directory) as controls:
+        check = certificate_check(directory, controls.stores.audit)
+        certificate = first_certificate(controls, candidate, operator(directory))
+        check(certificate, adapter_sha256=ADAPTER, base_sha256=BASE)
+        assert first_certificate(controls, candidate, operator(directory)) == certificate
+        unsaid = sign_certificate(
+            operator(directory),
+            kind="person",
+            adapter_sha256=ADAPTER,
+            base_sha256=BASE,
+            policy_hash=None,
+            decision_hash=None,
+            issued_at=1.0,
+        )
+        with pytest.raises(CertificateError, match="holds no such signature"):
+            check(unsaid, adapter_sha256=ADAPTER, base_sha256=BASE)
+
+
+def test_what_was_refused_is_served_in_no_emergency(directory: DataDirectory) -> None:
+    with controlling(directory) as controls:
+        opened(controls)
+        decided(controls, STRICT, "refuse")  # and dies before the candidate is moved
+        with pytest.raises(ConflictError, match="and was refused"):
+            emergency_certificate(controls, CANDIDATE, "x", operator(directory))
+
+
+def test_an_emergency_that_died_before_it_was_served_is_gone_on_with(directory: DataDirectory) -> None:
+    with controlling(directory) as controls:
+        certificate = emergency_certificate(controls, CANDIDATE, "x", operator(directory))
+        certified = replace(CANDIDATE, state=CandidateState.CERTIFIED)
+        assert emergency_certificate(controls, certified, "x", operator(directory)) == certificate
+        assert [record.kind for record in controls.records].count("break_glass") == 1
+
+
+def test_a_freeze_that_a_trigger_asked_for_holds_before_it_is_written() -> None:
+    state = replace(GateState(), live=replace(LiveState(), freeze_due=(5, "two rollbacks in one window")))
+    assert "trigger 5 stops learning" in str(state.why_not_decide(STRICT))
 
 
 def test_nothing_is_in_force_before_the_first_decision() -> None:

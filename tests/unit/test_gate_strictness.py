@@ -12,7 +12,13 @@ from tidegate.core.gate.strictness import looser_fields
 from tidegate.gate import load_policy
 
 STRICT = load_policy()
-UNTELLABLE = {"canary.bets", "holdback.bets", "holdback.period_days"}
+UNTELLABLE = {
+    "canary.bets",
+    "holdback.bets",
+    "holdback.period_days",
+    "guardrails.length_factor",
+    "guardrails.latency_factor",
+}
 FREE = {"name"}
 
 
@@ -87,3 +93,7 @@ def test_leaving_a_stage_out_is_looser_and_told_once(stage: str) -> None:
     assert found.startswith(f"{stage}: ")
     assert found == f"{stage}: rules -> 'none'"
     assert not looser_fields(without, STRICT)
+
+
+def test_a_last_step_to_nearly_everybody_is_looser() -> None:
+    assert looser_fields(STRICT, changed("canary.weights", (*STRICT.values()["canary"]["weights"], 0.99)))

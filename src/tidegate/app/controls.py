@@ -6,13 +6,15 @@ Where a record needs several people each signs on their own; until the last one 
 
 from __future__ import annotations
 
+import contextlib
 import json
+import os
 import time
 from collections.abc import Generator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from tidegate.app.layout import DataDirectory
 from tidegate.app.locks import exclusive
@@ -23,6 +25,7 @@ from tidegate.core.errors import ConflictError, GateError, NotFoundError
 from tidegate.core.gate.controls import (
     BREAK_GLASS,
     BREAK_GLASS_S,
+    CANDIDATE_SIGNED,
     FREEZE,
     GATE_KEY_ROTATED,
     PERSON_TRUSTED,
@@ -31,15 +34,18 @@ from tidegate.core.gate.controls import (
     UNFREEZE,
     VERIFIER_INVALIDATED,
     people_needed,
+    subject_of,
 )
 from tidegate.core.gate.policy import Policy
-from tidegate.core.gate.state import EPOCH_CLOSED, GateState, fold, gate_state
+from tidegate.core.gate.state import DECISION, EPOCH_CLOSED, EPOCH_OPENED, SCREEN, GateState, fold, gate_state
 from tidegate.core.hashing import canonical_json, content_hash
-from tidegate.core.types import AuditRecord, Candidate, JsonObject
+from tidegate.core.types import AuditRecord, Candidate, CandidateState, JsonObject
 from tidegate.gate.certificates import sign_certificate
 from tidegate.gate.keys import KeyPair
 from tidegate.gate.policy import load_policy
-from tidegate.gate.statements import check_statement, sign_statement
+from tidegate.gate.statements import check_statement, read_introduction, sign_statement
+from tidegate.release import CHAMPION
+from tidegate.release.records import release_behind
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -133,7 +139,9 @@ def controlling(directory: DataDirectory) -> Generator[Controlling]:
     """
     lock = directory.root / "controls.lock"
     with exclusive(lock, "another command changes the gate's controls"), open_stores(directory) as stores:
-        yield Controlling(directory, stores)
+        controls = Controlling(directory, stores)
+        finish_rotation(controls)
+        yield controls
 
 
 def key_of(directory: DataDirectory, key: Path | None) -> KeyPair:
@@ -176,15 +184,22 @@ def unfreeze(controls: Controlling, key: KeyPair) -> JsonObject:
     return controls.sign(UNFREEZE, {"freeze_seq": frozen.seq}, key).to_json()
 
 
-def trust(controls: Controlling, name: str, public_key: str, key: KeyPair) -> JsonObject:
+def trust(controls: Controlling, name: str, given: str, key: KeyPair) -> JsonObject:
     """Let somebody trusted introduce another person.
 
+    Args:
+        controls: the directory's.
+        name: the person's; not empty.
+        given: their introduction, as ``gate keygen`` prints it.
+        key: of the person who signs.
+
     Raises:
-        ConflictError: the key or the name is taken.
+        ConflictError: the key or the name is taken, or the name is empty.
+        CertificateError: ``given`` is no introduction.
     """
-    people = controls.state.controls.people
-    if public_key in people or name in people.values():
-        raise ConflictError(f"{name!r} or key {public_key[:16]} is trusted already: {dict(people)!r}")
+    public_key, people = read_introduction(given), controls.state.controls.people
+    if not name.strip() or public_key in people or name in people.values():
+        raise ConflictError(f"{name!r} or key {public_key[:16]} is trusted already, or no name: {dict(people)!r}")
     return controls.sign(PERSON_TRUSTED, {"public_key": public_key, "name": name}, key).to_json()
 
 
@@ -197,16 +212,26 @@ def rotate_gate_key(controls: Controlling, key: KeyPair, *, revoke: bool) -> Jso
         revoke: certificates of the old key stop counting, so that what serves has to be certified again.
     """
     directory = controls.directory
-    old = KeyPair.load_or_create(directory.gate_key)
-    fresh = directory.gate_key.with_name("gate.new.pem")
-    new = KeyPair.load_or_create(fresh)  # one that a killed rotation left is used
+    old, new = KeyPair.load_or_create(directory.gate_key), KeyPair.load_or_create(directory.next_gate_key)
     subject = {"previous": old.public_hex, "public_key": new.public_hex, "revoked": revoke}
     signing = controls.sign(GATE_KEY_ROTATED, subject, key)
     if controls.state.epochs and controls.state.epochs[-1].closed is None:
         close_epoch(controls, "the gate's key was rotated")
-    directory.gate_key.rename(directory.gate_key.with_name(f"gate-{old.public_hex[:16]}.pem"))
-    fresh.rename(directory.gate_key)
+    finish_rotation(controls)
     return {**signing.to_json(), **subject}
+
+
+def finish_rotation(controls: Controlling) -> None:
+    """Put the key in its place that the log names; repeating it after a crash completes it."""
+    directory, recorded = controls.directory, controls.state.controls.gate_key
+    if recorded is None or not directory.next_gate_key.exists():
+        return
+    if KeyPair.load(directory.next_gate_key).public_hex != recorded:
+        return  # a rotation that was not signed yet
+    old = KeyPair.load_or_create(directory.gate_key).public_hex
+    with contextlib.suppress(FileExistsError):
+        os.link(directory.gate_key, directory.gate_key.with_name(f"gate-{old[:16]}.pem"))
+    directory.next_gate_key.replace(directory.gate_key)
 
 
 def close_epoch(controls: Controlling, reason: str) -> JsonObject:
@@ -223,44 +248,113 @@ def close_epoch(controls: Controlling, reason: str) -> JsonObject:
 
 
 def invalidate_verifier(controls: Controlling, verifier: str, version: str, reason: str, key: KeyPair) -> JsonObject:
-    """Record that a verifier is not to be believed: certificates that rest on it are void (trigger 3)."""
+    """Record that a verifier is not to be believed: certificates that rest on it are void (trigger 3).
+
+    Raises:
+        NotFoundError: nothing was ever scored by it, so that a slip of the pen would protect nothing.
+    """
+    used = {(str(n), str(v)) for record in controls.records for n, v in _verifiers_of(record).items()}
+    if (verifier, version) not in used:
+        raise NotFoundError(f"verifier {verifier!r} {version!r} scored nothing here; these did: {sorted(used)!r}")
     subject = {"verifier": verifier, "version": version, "reason": reason}
     return controls.sign(VERIFIER_INVALIDATED, subject, key).to_json()
 
 
-def break_glass(controls: Controlling, candidate: Candidate, reason: str, key: KeyPair) -> JsonObject:
-    """An emergency certificate for a candidate that no gate certified; it ends after 24 hours.
+def _verifiers_of(record: AuditRecord) -> Mapping[str, Any]:
+    if record.kind == EPOCH_OPENED:
+        return record.body["grading"].get("verifiers", {})
+    return record.body["verifiers"] if record.kind in (DECISION, SCREEN) else {}
 
-    Promotions of the window no longer count towards the level, and nothing is promoted before a person has reviewed
-    the anchor.
-    """
-    now = controls.now()
+
+def first_certificate(controls: Controlling, candidate: Candidate, key: KeyPair) -> JsonObject:
+    """A person's certificate for the first release; the signature stands in the log."""
     subject = {
         "candidate": candidate.id,
         "adapter_sha256": candidate.adapter_sha256,
+        "base_sha256": candidate.base_sha256,
+    }
+    signed = (r for r in controls.records if r.kind == CANDIDATE_SIGNED and subject_of(r.body) == subject)
+    record = next(signed, None) or controls.sign(CANDIDATE_SIGNED, subject, key).record
+    assert record is not None  # noqa: S101 - one person is enough
+    return _certificate("person", candidate, record, key)
+
+
+def emergency_certificate(controls: Controlling, candidate: Candidate, reason: str, key: KeyPair) -> JsonObject:
+    """An emergency certificate for a candidate that no gate certified; it ends after 24 hours.
+
+    Promotions of the window no longer count towards the level, and nothing is promoted before a person has reviewed
+    the anchor. An emergency that was recorded and not served yet is gone on with.
+
+    Raises:
+        ConflictError: the candidate was judged already; what the gate refused reaches no user this way either.
+    """
+    now = controls.now()
+    sha256 = candidate.adapter_sha256
+    broken = (record for record in reversed(controls.records) if record.kind == BREAK_GLASS)
+    begun = next((record for record in broken if record.body["adapter_sha256"] == sha256), None)
+    if begun is not None and candidate.state is CandidateState.CERTIFIED and now < begun.body["expires_at"]:
+        return _certificate("break_glass", candidate, begun, key)
+    refused = any(
+        record.kind in (DECISION, SCREEN)
+        and record.body["candidate_sha256"] == sha256
+        and record.body["decision"] in ("refuse", "fail")
+        for record in controls.records
+    )
+    if refused or candidate.state not in (CandidateState.PROPOSED, CandidateState.SCREENED):
+        raise ConflictError(
+            f"candidate {candidate.id!r} is {candidate.state.value!r}{' and was refused' if refused else ''}; only one "
+            "that was not judged yet can be served in an emergency"
+        )
+    subject = {
+        "candidate": candidate.id,
+        "adapter_sha256": sha256,
         "base_sha256": candidate.base_sha256,
         "reason": reason,
         "expires_at": now + BREAK_GLASS_S,
     }
     signing = controls.sign(BREAK_GLASS, subject, key)
     assert signing.record is not None  # noqa: S101 - one person is enough
+    return _certificate("break_glass", candidate, signing.record, key)
+
+
+def _certificate(
+    kind: Literal["person", "break_glass"], candidate: Candidate, record: AuditRecord, key: KeyPair
+) -> JsonObject:
+    """A certificate that rests on a record; issuing it again gives the same one."""
     return sign_certificate(
         key,
-        kind="break_glass",
+        kind=kind,
         adapter_sha256=candidate.adapter_sha256,
         base_sha256=candidate.base_sha256,
         policy_hash=None,
-        decision_hash=signing.record.hash,
-        issued_at=now,
+        decision_hash=record.hash,
+        issued_at=record.time,
     )
 
 
+def former_champions(controls: Controlling) -> frozenset[str]:
+    """Ids of the releases that ever served everybody, the champion included."""
+    moved = (record.body for record in controls.records if record.kind == "aliases_moved")
+    named = {str(body["to"][CHAMPION]) for body in moved if CHAMPION in body["to"]}
+    return frozenset(named | {release_behind(controls.stores.releases, CHAMPION).id})
+
+
 def _waiting(path: Path) -> list[dict[str, Any]]:
+    return [] if not path.exists() else list(waiting_statements(path)[STATEMENTS])
+
+
+def waiting_statements(path: Path) -> JsonObject:
+    """What waits in a file of ``statements/``: ``kind``, ``subject`` and ``statements``.
+
+    Raises:
+        GateError: the file was damaged.
+    """
     try:
-        return list(json.loads(path.read_text(encoding="utf-8"))[STATEMENTS])
-    except FileNotFoundError:
-        return []
-    except (OSError, ValueError, KeyError, TypeError) as error:
+        waiting = json.loads(path.read_text(encoding="utf-8"))
+        for statement in waiting[STATEMENTS]:
+            _ = (statement["signer"], statement["signed_at"], statement["signature"])
+        return {"kind": str(waiting["kind"]), "subject": dict(waiting["subject"]), STATEMENTS: waiting[STATEMENTS]}
+    except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
         raise GateError(
             f"waiting signatures {str(path)!r} cannot be read: {error!r}; delete the file and sign again"
         ) from error

@@ -18,7 +18,7 @@ from tidegate.core.gate.verify import check_certificates, verify_audit
 from tidegate.core.hashing import canonical_json
 from tidegate.core.types import AuditRecord, JsonObject, Release
 from tidegate.gate import load_policy, self_test
-from tidegate.gate.certificates import TrustedKeys, sign_certificate
+from tidegate.gate.certificates import TrustedKeys
 from tidegate.gate.keys import KeyPair, public_key_from_hex
 from tidegate.gate.standing import Standing
 from tidegate.gate.statements import check_statements
@@ -38,17 +38,18 @@ def gate_self_test(settings: Settings) -> str:
 
 
 def trusted_keys(directory: DataDirectory, controls: Controls | None = None) -> TrustedKeys:
-    """The keys that count in a data directory; its own gate's and operator's are made on first use.
+    """The keys that count in a data directory: those that the log names, before that its own, made on first use.
 
     Args:
         directory: where the keys lie.
         controls: what the log says: people who were introduced, and earlier keys of the gate.
     """
     known = controls or Controls()
-    operator = KeyPair.load_or_create(directory.operator_key).public_hex
+    people = known.people or {KeyPair.load_or_create(directory.operator_key).public_hex: "operator"}
+    own = KeyPair.load_or_create(directory.gate_key).public_hex if known.gate_key is None else known.gate_key
     return TrustedKeys(
-        gate=KeyPair.load_or_create(directory.gate_key).public_key,
-        people=tuple(public_key_from_hex(key) for key in {operator, *known.people}),
+        gate=public_key_from_hex(own),
+        people=tuple(public_key_from_hex(key) for key in people),
         former=tuple(public_key_from_hex(key) for key in known.former_gate_keys),
     )
 
@@ -86,19 +87,6 @@ def certificate_of(directory: DataDirectory, adapter_sha256: str) -> JsonObject 
         return read_json(path, "certificate")
     except ConfigError as error:
         raise CertificateError(str(error)) from error
-
-
-def sign_as_person(directory: DataDirectory, *, adapter_sha256: str, base_sha256: str, now: float) -> JsonObject:
-    """A certificate by the operator's key."""
-    return sign_certificate(
-        KeyPair.load_or_create(directory.operator_key),
-        kind="person",
-        adapter_sha256=adapter_sha256,
-        base_sha256=base_sha256,
-        policy_hash=None,
-        decision_hash=None,
-        issued_at=now,
-    )
 
 
 def verify_log(

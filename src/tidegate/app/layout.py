@@ -66,6 +66,11 @@ class DataDirectory:
         return self.root / "keys" / "gate.pem"
 
     @property
+    def next_gate_key(self) -> Path:
+        """The gate's key while it is being rotated in."""
+        return self.root / "keys" / "gate.next.pem"
+
+    @property
     def operator_key(self) -> Path:
         """Private key of the person who signs first releases and anchors."""
         return self.root / "keys" / "operator.pem"

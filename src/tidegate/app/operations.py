@@ -11,12 +11,12 @@ from typing import Any
 
 import aiohttp
 
+from tidegate.app.controls import controlling, first_certificate
 from tidegate.app.engines import embedded_engine, resolve_base
 from tidegate.app.gates import (
     certificate_check,
     read_audit_file,
     save_certificate,
-    sign_as_person,
     trusted_keys,
     verify_log,
 )
@@ -30,6 +30,7 @@ from tidegate.core.gate.live_records import trial_status
 from tidegate.core.gate.state import gate_state
 from tidegate.core.hashing import canonical_json
 from tidegate.core.types import Candidate, CandidateState, JsonObject, Release
+from tidegate.gate.keys import KeyPair
 from tidegate.gateway.admin import release_json
 from tidegate.release import BARE_BASE
 
@@ -168,10 +169,9 @@ async def sign_candidate(settings: Settings, candidate_id: str) -> JsonObject:
                 candidate = stores.releases.set_candidate_state(
                     candidate_id, state, reasons=("signed by a person",), time=time.time()
                 )
-        certificate = sign_as_person(
-            directory, adapter_sha256=candidate.adapter_sha256, base_sha256=candidate.base_sha256, now=time.time()
-        )
-        save_certificate(directory, certificate)
+        operator = KeyPair.load_or_create(directory.operator_key)
+        with controlling(directory) as controls:
+            save_certificate(directory, first_certificate(controls, candidate, operator))
         async with publishing(settings, directory, stores) as publisher:
             return await publisher.publish(candidate_id, against=BARE_BASE)
 

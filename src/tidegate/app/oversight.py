@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import time
 from collections.abc import Mapping
 from pathlib import Path
@@ -16,7 +15,6 @@ from tidegate.config import Settings
 from tidegate.core.errors import ConfigError, ConflictError, NotFoundError, VoidCertificateError
 from tidegate.core.gate.controls import ANCHOR_SIGNED
 from tidegate.core.types import CandidateState, JsonObject
-from tidegate.gate.keys import public_key_from_hex
 from tidegate.release import ANCHOR, BARE_BASE, CHAMPION
 from tidegate.release.records import release_behind
 from tidegate.signals import builtin_verifiers
@@ -68,16 +66,11 @@ def unfreeze_learning(settings: Settings, key: Path | None) -> JsonObject:
         return c.unfreeze(controls, c.key_of(directory, key))
 
 
-def trust_person(settings: Settings, name: str, public_key: str, key: Path | None) -> JsonObject:
-    """Introduce a person.
-
-    Raises:
-        ConfigError: ``public_key`` is no Ed25519 key.
-    """
-    public_key_from_hex(public_key)
+def trust_person(settings: Settings, name: str, introduction: str, key: Path | None) -> JsonObject:
+    """Introduce a person."""
     directory = existing(settings)
     with c.controlling(directory) as controls:
-        return c.trust(controls, name, public_key, c.key_of(directory, key))
+        return c.trust(controls, name, introduction, c.key_of(directory, key))
 
 
 def rotate_key(settings: Settings, key: Path | None, *, revoke: bool) -> JsonObject:
@@ -109,7 +102,7 @@ async def review_epoch(
             items = review_items(controls, build_policy(settings), builtin_verifiers(), epoch_id=epoch)
             return write_items(items, out)
         assert take is not None  # noqa: S101 - checked above
-        taken = take_review(controls, build_policy(settings), take, c.key_of(directory, key))
+        taken = take_review(controls, take, c.key_of(directory, key))
     restored = await _restore_anchor(settings) if any(review["invalidated"] for review in taken) else {}
     return {"reviews": taken, **restored}
 
@@ -136,15 +129,10 @@ async def serve_in_emergency(settings: Settings, candidate_id: str, reason: str,
         if candidate_id not in candidates:
             raise NotFoundError(f"candidate {candidate_id!r} does not exist; known: {sorted(candidates)}")
         candidate = candidates[candidate_id]
-        if candidate.state not in (CandidateState.PROPOSED, CandidateState.SCREENED):
-            raise ConflictError(
-                f"candidate {candidate_id!r} is {candidate.state.value!r}; only one that was not judged yet can be "
-                "served in an emergency"
-            )
-        certificate = c.break_glass(controls, candidate, reason, c.key_of(directory, key))
+        certificate = c.emergency_certificate(controls, candidate, reason, c.key_of(directory, key))
         save_certificate(directory, certificate)
         for state in (CandidateState.SCREENED, CandidateState.CERTIFIED):
-            if candidate.state is not state:
+            if candidate.state in (CandidateState.PROPOSED, CandidateState.SCREENED) and candidate.state is not state:
                 candidate = stores.releases.set_candidate_state(
                     candidate_id, state, reasons=(f"the glass was broken: {reason}",), time=controls.now()
                 )
@@ -160,15 +148,29 @@ def sign_anchor(settings: Settings, release_id: str, key: Path | None) -> JsonOb
 
     Raises:
         NotFoundError: no such release.
+        ConflictError: it never served everybody, or serves in an emergency only.
+        CertificateError: its certificate does not stand.
     """
     directory = existing(settings)
     with c.controlling(directory) as controls:
-        releases = {release.id: release for release in controls.stores.releases.list_releases()}
+        store = controls.stores.releases
+        releases = {release.id: release for release in store.list_releases()}
         if release_id not in releases:
             raise NotFoundError(f"release {release_id!r} does not exist; 'tidegate releases list' shows all")
-        subject = {"release": release_id, "adapter_sha256": releases[release_id].adapter_sha256}
+        release = releases[release_id]
+        emergency = release.certificate is not None and release.certificate.get("kind") == "break_glass"
+        if emergency or release_id not in c.former_champions(controls):
+            why = "serves in an emergency" if emergency else "was never the champion"
+            raise ConflictError(
+                f"release {release_id!r} {why}; an anchor has to be a release that was certified and served everybody"
+            )
+        if release.adapter_sha256 is not None:
+            certificate_check(directory, controls.stores.audit)(
+                release.certificate, adapter_sha256=release.adapter_sha256, base_sha256=release.base_sha256
+            )
+        subject = {"release": release_id, "adapter_sha256": release.adapter_sha256}
         signing = controls.sign(ANCHOR_SIGNED, subject, c.key_of(directory, key))
-        controls.stores.releases.move_aliases({ANCHOR: release_id}, reason="signed as the anchor", time=controls.now())
+        store.move_aliases({ANCHOR: release_id}, reason="signed as the anchor", time=controls.now())
         return {**signing.to_json(), **subject}
 
 
@@ -177,6 +179,8 @@ async def _restore_anchor(settings: Settings) -> Mapping[str, Any]:
     directory = existing(settings)
     with c.controlling(directory) as controls:
         releases = controls.stores.releases
+        if not releases.list_releases():
+            return {"restored": None}
         champion, anchor = release_behind(releases, CHAMPION), release_behind(releases, ANCHOR)
         if champion.adapter_sha256 is None or champion.adapter_sha256 == anchor.adapter_sha256:
             return {"restored": None}
@@ -195,8 +199,5 @@ async def _restore_anchor(settings: Settings) -> Mapping[str, Any]:
 
 
 def _waiting(statements: Path) -> list[JsonObject]:
-    found: list[JsonObject] = []
-    for path in sorted(statements.glob("*.json")):
-        waiting = json.loads(path.read_text(encoding="utf-8"))
-        found.append({"kind": waiting["kind"], "signed_by": [s["signer"][:16] for s in waiting["statements"]]})
-    return found
+    waiting = [c.waiting_statements(path) for path in sorted(statements.glob("*.json"))]
+    return [{"kind": one["kind"], "signed_by": [str(s["signer"])[:16] for s in one["statements"]]} for one in waiting]

@@ -9,14 +9,15 @@ from __future__ import annotations
 
 import hashlib
 import os
+import tempfile
 from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from tidegate.app.controls import Controlling
-from tidegate.core.errors import ConflictError, NotFoundError, TaskFileError
-from tidegate.core.gate.controls import VERIFIER_REVIEWED, review_invalidates
+from tidegate.core.errors import ConfigError, ConflictError, NotFoundError, TaskFileError
+from tidegate.core.gate.controls import VERIFIER_REVIEWED
 from tidegate.core.gate.policy import Policy
 from tidegate.core.gate.state import Epoch
 from tidegate.core.hashing import canonical_json
@@ -59,12 +60,15 @@ def review_items(
     return chosen
 
 
-def take_review(controls: Controlling, policy: Policy, file: Path, key: KeyPair) -> list[JsonObject]:
+def take_review(controls: Controlling, file: Path, key: KeyPair) -> list[JsonObject]:
     """Record a person's judgement of items; one record for each verifier that they name.
+
+    Judgements of a verifier add up over reviews, and are held to the policy in force.
 
     Raises:
         TaskFileError: a line is not an item, or has no judgement.
         ConflictError: the items name another epoch than one that was opened, or a task twice.
+        GateError: a task was reviewed before.
     """
     judged: dict[tuple[str, str, str], dict[str, bool]] = {}
     for number, values in read_json_lines(file):
@@ -82,27 +86,27 @@ def take_review(controls: Controlling, policy: Policy, file: Path, key: KeyPair)
         judged[name][task_id] = agree
     if not judged:
         raise TaskFileError(f"{file}: the file holds no item; write one with 'tidegate gate review --out FILE'")
-    return [_record(controls, policy, name, answers, key) for name, answers in sorted(judged.items())]
+    return [_record(controls, name, answers, key) for name, answers in sorted(judged.items())]
 
 
-def _record(
-    controls: Controlling, policy: Policy, name: tuple[str, str, str], answers: dict[str, bool], key: KeyPair
-) -> JsonObject:
+def _record(controls: Controlling, name: tuple[str, str, str], answers: dict[str, bool], key: KeyPair) -> JsonObject:
     epoch_id, verifier, version = name
     members = {task.id for task in controls.stores.sealed_epochs.epoch_tasks(_epoch(controls, epoch_id).id)}
     strangers = sorted(set(answers) - members)
     if strangers:
         raise ConflictError(f"tasks {strangers[:5]!r} are none of {epoch_id!r}")
-    audited, disagreed = len(answers), sum(not agree for agree in answers.values())
-    subject: dict[str, Any] = {
-        "epoch": epoch_id,
+    subject: dict[str, Any] = {"epoch": epoch_id, "verifier": verifier, "version": version, "agree": answers}
+    signing = controls.sign(VERIFIER_REVIEWED, subject, key)
+    known = controls.state.controls
+    reviewed = known.reviews[verifier, version]
+    return {
+        **signing.to_json(),
         "verifier": verifier,
         "version": version,
-        "audited": audited,
-        "disagreed": disagreed,
-        "invalidated": review_invalidates(policy, audited=audited, disagreed=disagreed),
+        "audited": len(reviewed),
+        "disagreed": sum(not agree for agree in reviewed.values()),
+        "invalidated": (verifier, version) in known.invalidated,
     }
-    return {**controls.sign(VERIFIER_REVIEWED, subject, key).to_json(), **subject}
 
 
 def _epoch(controls: Controlling, epoch_id: str | None) -> Epoch:
@@ -139,11 +143,15 @@ def write_items(items: Sequence[JsonObject], file: Path) -> JsonObject:
 
     Raises:
         ConflictError: the file exists.
+        ConfigError: it cannot be written.
     """
     try:
-        handle = os.open(file, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+        with tempfile.NamedTemporaryFile("w", encoding="utf-8", dir=file.parent, prefix=".items.") as out:  # mode 0600
+            out.writelines(canonical_json(item) + "\n" for item in items)
+            out.flush()
+            os.link(out.name, file)  # all of it or nothing, and never over a file that is there
     except FileExistsError as error:
         raise ConflictError(f"{str(file)!r} exists; choose another file") from error
-    with os.fdopen(handle, "w", encoding="utf-8") as out:
-        out.writelines(canonical_json(item) + "\n" for item in items)
+    except OSError as error:
+        raise ConfigError(f"{str(file)!r} cannot be written: {error.strerror}; choose another directory") from error
     return {"items": len(items), "file": str(file), "by_verifier": dict(Counter(str(i["verifier"]) for i in items))}

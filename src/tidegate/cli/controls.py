@@ -93,18 +93,19 @@ def unfreeze(context: typer.Context, key: Key = None, as_json: Json = False) -> 
 def keygen(
     file: Annotated[Path, typer.Argument(help="Where the private key goes; it must not exist.")], as_json: Json = False
 ) -> None:
-    """Make a person's key and print its public half, which 'gate trust' takes."""
+    """Make a person's key and print the introduction that 'gate trust' takes."""
     from tidegate.gate.keys import KeyPair
+    from tidegate.gate.statements import introduction
 
     with boundary():
-        emit({"file": str(file), "public_key": KeyPair.create(file).public_hex}, as_json=as_json)
+        emit({"file": str(file), "introduction": introduction(KeyPair.create(file))}, as_json=as_json)
 
 
 @gate.command("trust")
 def trust(
     context: typer.Context,
     name: Annotated[str, typer.Argument(help="The person's name.")],
-    public_key: Annotated[str, typer.Argument(help="What 'gate keygen' printed.")],
+    introduction: Annotated[str, typer.Argument(help="What 'gate keygen' printed.")],
     key: Key = None,
     as_json: Json = False,
 ) -> None:
@@ -112,7 +113,7 @@ def trust(
     from tidegate.app.oversight import trust_person
 
     with boundary():
-        emit(trust_person(settings_of(context), name, public_key, key), as_json=as_json)
+        emit(trust_person(settings_of(context), name, introduction, key), as_json=as_json)
 
 
 @gate.command("rotate-key")

@@ -238,6 +238,14 @@ class Gate:
             hindrance = state.why_not_decide(self._policy)
             if hindrance is not None:
                 raise FrozenError(hindrance)
+            offered = unique([task for _, task in tasks])
+            self._grading.check(offered)
+            disbelieved = state.controls.disbelieved(self._grading.fingerprint(offered)["verifiers"])
+            if disbelieved:
+                raise FrozenError(
+                    f"sealed tasks are scored by {', '.join(disbelieved)}, which people have invalidated: nothing is "
+                    "judged by it. Install another version, or leave those tasks out of the traffic"
+                )
             state, epoch, available = await self._epoch(state, tasks, decoding)
             arms = {"challenger": challenger, "champion": champion, "anchor": anchor}
             given = await self._sealed_evidence(candidate, arms, epoch, available)

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 from tidegate.core.audit import GENESIS_HASH, check_link
 from tidegate.core.errors import AuditError, CertificateError, VoidCertificateError
-from tidegate.core.gate.controls import BREAK_GLASS, Controls
+from tidegate.core.gate.controls import BREAK_GLASS, CANDIDATE_SIGNED, Controls
 from tidegate.core.gate.state import DECISION, GateState, fold
 from tidegate.core.types import AuditRecord, JsonObject
 from tidegate.gate.certificates import Certificate, TrustedKeys
@@ -21,7 +21,7 @@ from tidegate.ports import AuditLog
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Ground:
-    """What a certificate may rest on: a promotion, or an emergency, which has no policy."""
+    """What a certificate may rest on: a promotion; a person's signature or an emergency, which have no policy."""
 
     adapter_sha256: str
     base_sha256: str
@@ -63,12 +63,9 @@ class Standing:
             self._read_on()
             controls = self._state.controls
             parsed = self._trusted(controls).verify(certificate, adapter_sha256=adapter_sha256, base_sha256=base_sha256)
-            if parsed.kind == "person":
-                return
             ground = self._ground(parsed)
-            if parsed.kind == "gate":
-                _check_verifiers(parsed, ground, controls)
-            else:
+            _check_verifiers(parsed, ground, controls)
+            if parsed.kind == "break_glass":
                 self._check_not_ended(parsed, controls)
 
     def _read_on(self) -> None:
@@ -89,7 +86,7 @@ class Standing:
     def _ground(self, parsed: Certificate) -> _Ground:
         ground = self._grounds.get(str(parsed.decision_hash))
         if ground is None:
-            what = "promotion" if parsed.kind == "gate" else "emergency"
+            what = {"gate": "promotion", "person": "signature", "break_glass": "emergency"}[parsed.kind]
             raise CertificateError(
                 f"certificate for adapter {parsed.adapter_sha256!r} rests on record {parsed.decision_hash!r}; this log "
                 f"holds no such {what}: the certificate belongs to another data directory, or the log was cut"
@@ -131,7 +128,7 @@ def _ground_of(record: AuditRecord) -> _Ground | None:
             policy_hash=body["policy_hash"],
             verifiers=tuple(sorted(body["verifiers"].items())),
         )
-    if record.kind == BREAK_GLASS:
+    if record.kind in (BREAK_GLASS, CANDIDATE_SIGNED):
         return _Ground(
             adapter_sha256=body["adapter_sha256"],
             base_sha256=body["base_sha256"],

@@ -18,6 +18,8 @@ from tidegate.core.types import AuditRecord, JsonObject
 from tidegate.gate.keys import KeyPair
 
 _DOMAIN = b"tidegate statement v1\n"  # a signature made for anything else never fits
+_PERSON_DOMAIN = b"tidegate person v1\n"
+_KEY_BYTES = 32
 
 
 def sign_statement(key: KeyPair, *, kind: str, subject: JsonObject, signed_at: float) -> dict[str, Any]:
@@ -59,6 +61,28 @@ def check_statements(records: Iterable[AuditRecord]) -> int:
                 raise AuditError(f"audit record {record.seq} ({record.kind}): {error}") from error
             checked += 1
     return checked
+
+
+def introduction(key: KeyPair) -> str:
+    """What a person hands over to be trusted: the public key, and a signature as proof of the private one."""
+    return key.public_hex + key.sign(_PERSON_DOMAIN + bytes.fromhex(key.public_hex)).hex()
+
+
+def read_introduction(text: str) -> str:
+    """The public key (64 hex digits, lower case) of an introduction.
+
+    Raises:
+        CertificateError: it is no introduction, or was mistyped.
+    """
+    try:
+        raw = bytes.fromhex(text.strip())
+        public, signature = raw[:_KEY_BYTES], raw[_KEY_BYTES:]
+        Ed25519PublicKey.from_public_bytes(public).verify(signature, _PERSON_DOMAIN + public)
+    except (InvalidSignature, ValueError) as error:
+        raise CertificateError(
+            f"{text[:16]!r}... is no introduction; the 192 hex digits that 'tidegate gate keygen' printed are accepted"
+        ) from error
+    return public.hex()
 
 
 def _signed_bytes(kind: str, subject: JsonObject, signed_at: float) -> bytes:

@@ -172,15 +172,20 @@ def _guardrails(ours: Outcomes, theirs: Outcomes, rules: GuardrailRules) -> tupl
 
     A refusal that the verifier passes is what the task asks for and does not count. Length and speed have no
     measure of their own: each arm is held to the other's on the same task, and where either answer was cut short the
-    challenger is taken to be the worse one.
+    challenger is taken to be the worse one. Length that brought the higher reward is not overlong: a failure that gives
+    up after one call is always shorter than a success of two.
     """
     cut = ours.engine_error | theirs.engine_error
 
     def without(ours_bad: Flags, theirs_bad: Flags) -> Differences:
         return _less(~ours_bad & ~ours.engine_error, ~theirs_bad | theirs.engine_error)
 
-    def within(first: NDArray[np.float64], second: NDArray[np.float64], factor: float) -> Differences:
-        return _less(~(first > factor * second) & ~cut, ~(second > factor * first) | cut)
+    def within(first: NDArray[np.float64], second: NDArray[np.float64], factor: float, *, paid: bool) -> Differences:
+        over, other_over = first > factor * second, second > factor * first
+        if paid:
+            over &= ~(ours.rewards > theirs.rewards)
+            other_over &= ~(theirs.rewards > ours.rewards)
+        return _less(~over & ~cut, ~other_over | cut)
 
     length, other_length = np.maximum(ours.tokens, 1.0), np.maximum(theirs.tokens, 1.0)
     pace, other_pace = ours.milliseconds / length, theirs.milliseconds / other_length
@@ -196,8 +201,8 @@ def _guardrails(ours: Outcomes, theirs: Outcomes, rules: GuardrailRules) -> tupl
             without(ours.refused & ~ours.passed, theirs.refused & ~theirs.passed),
             rules.refusal_margin,
         ),
-        ("length", within(length, other_length, rules.length_factor), rules.length_margin),
-        ("speed", within(pace, other_pace, rules.latency_factor), rules.latency_margin),
+        ("length", within(length, other_length, rules.length_factor, paid=True), rules.length_margin),
+        ("speed", within(pace, other_pace, rules.latency_factor, paid=False), rules.latency_margin),
     )
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, TypeAlias
 
 from tidegate.core.gate.policy import Policy, policy_from_values
 from tidegate.core.gate.strictness import looser_fields
@@ -21,6 +21,7 @@ FREEZE = "freeze"
 UNFREEZE = "unfreeze"
 VERIFIER_INVALIDATED = "verifier_invalidated"
 VERIFIER_REVIEWED = "verifier_reviewed"
+CANDIDATE_SIGNED = "candidate_signed"
 ANCHOR_SIGNED = "anchor_signed"
 BREAK_GLASS = "break_glass"
 GATE_KEY_ROTATED = "gate_key_rotated"
@@ -40,12 +41,17 @@ SIGNED = frozenset(
         UNFREEZE,
         VERIFIER_INVALIDATED,
         VERIFIER_REVIEWED,
+        CANDIDATE_SIGNED,
         ANCHOR_SIGNED,
         BREAK_GLASS,
         GATE_KEY_ROTATED,
     }
 )
 """Kinds that people sign. A freeze needs nobody: stopping is always allowed."""
+
+
+VerifierName: TypeAlias = tuple[str, str]
+"""Name and version."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -63,9 +69,10 @@ class Controls:
 
     ``people``: public key to name. ``policy``: the one that the last decision was taken under. ``signed_policies``:
     hash of a looser policy to the number of the window in which two people signed it. ``invalidated``: (verifier,
-    version) pairs that are not believed any more. ``former_gate_keys``: earlier keys of the gate whose certificates
-    still count. ``break_glass``: adapter hash to the time at which its
-    emergency certificate ends. ``anchor_review``: a person has to sign the anchor before anything is promoted.
+    version) pairs that are not believed any more. ``reviews``: of such a pair, whether people agreed on each task that
+    they audited. ``gate_key``: the gate's key since it was rotated, None before; ``former_gate_keys``: earlier ones
+    whose certificates still count. ``break_glass``: adapter hash to the time at which its emergency certificate ends.
+    ``anchor_review``: a person has to sign the anchor before anything is promoted.
     """
 
     people: Mapping[str, str] = field(default_factory=dict[str, str])
@@ -73,9 +80,27 @@ class Controls:
     signed_policies: Mapping[str, int] = field(default_factory=dict[str, int])
     frozen: Frozen | None = None
     invalidated: frozenset[tuple[str, str]] = frozenset()
+    reviews: Mapping[VerifierName, Mapping[str, bool]] = field(default_factory=dict[VerifierName, Mapping[str, bool]])
+    gate_key: str | None = None
     former_gate_keys: tuple[str, ...] = ()
     break_glass: Mapping[str, float] = field(default_factory=dict[str, float])
     anchor_review: bool = False
+
+    def disbelieved(self, verifiers: Mapping[str, str]) -> tuple[str, ...]:
+        """Those of ``verifiers`` (name to version) that people have invalidated, in words."""
+        return tuple(
+            f"{name!r} {version!r}"
+            for name, version in sorted(verifiers.items())
+            if (name, version) in self.invalidated
+        )
+
+    def disagreeing(self, verifier: str, version: str) -> bool:
+        """Whether people disagree with a verifier more often than the policy in force tolerates (trigger 3)."""
+        if self.policy is None:
+            return False
+        agreed, rules = self.reviews.get((verifier, version), {}), self.policy.triggers
+        disagreed = sum(not agree for agree in agreed.values())
+        return len(agreed) >= rules.min_audited and disagreed > rules.max_disagreement * len(agreed)
 
     def looser(self, policy: Policy) -> tuple[str, ...]:
         """Fields in which ``policy`` is looser than the one in force."""
@@ -161,12 +186,6 @@ def fold_controls(controls: Controls, record: AuditRecord, *, window: int) -> Co
     return controls if change is None else change(controls, record.body)
 
 
-def review_invalidates(policy: Policy, *, audited: int, disagreed: int) -> bool:
-    """Whether people disagree with a verifier on so many audited items that it is not believed any more (trigger 3)."""
-    rules = policy.triggers
-    return audited >= rules.min_audited and disagreed > rules.max_disagreement * audited
-
-
 def _with_signed_policy(controls: Controls, body: JsonObject, window: int) -> Controls:
     policy = policy_from_values(body["policy"])
     if policy.hash != body["policy_hash"]:
@@ -180,6 +199,13 @@ def _frozen(controls: Controls, record: AuditRecord) -> Controls:
     new = Frozen(seq=record.seq, reason=str(record.body["reason"]), trigger=record.body["trigger"])
     keep = standing is not None and (standing.trigger is not None or new.trigger is None)
     return controls if keep else replace(controls, frozen=new)
+
+
+def _decided(controls: Controls, body: JsonObject) -> Controls:
+    """The policy of a decision is in force from then on; signatures that let it in are used up."""
+    policy = policy_from_values(body["policy"])
+    unused = {name: window for name, window in controls.signed_policies.items() if name != policy.hash}
+    return replace(controls, policy=policy, signed_policies=unused)
 
 
 def _unfrozen(controls: Controls, body: JsonObject) -> Controls:
@@ -197,7 +223,14 @@ def _disbelieving(controls: Controls, body: JsonObject) -> Controls:
 
 
 def _reviewed(controls: Controls, body: JsonObject) -> Controls:
-    return _disbelieving(controls, body) if body["invalidated"] else controls
+    """Judgements of one verifier add up, over reviews and epochs, until people disagree with it too often."""
+    name = (str(body["verifier"]), str(body["version"]))
+    earlier, judged = controls.reviews.get(name, {}), {str(task): bool(agree) for task, agree in body["agree"].items()}
+    again = sorted(set(earlier) & set(judged))
+    if again:
+        raise ValueError(f"tasks {again[:5]!r} were reviewed before")
+    reviewed = replace(controls, reviews={**controls.reviews, name: {**earlier, **judged}})
+    return _disbelieving(reviewed, body) if reviewed.disagreeing(*name) else reviewed
 
 
 def _with_broken_glass(controls: Controls, body: JsonObject) -> Controls:
@@ -207,13 +240,14 @@ def _with_broken_glass(controls: Controls, body: JsonObject) -> Controls:
 
 def _with_gate_key(controls: Controls, body: JsonObject) -> Controls:
     """A key that was rotated out keeps its certificates unless it was revoked."""
-    if body["revoked"]:
-        return controls
-    return replace(controls, former_gate_keys=(*controls.former_gate_keys, str(body["previous"])))
+    previous = str(body["previous"])
+    former = tuple(key for key in controls.former_gate_keys if key != previous)
+    kept = former if body["revoked"] else (*former, previous)
+    return replace(controls, gate_key=str(body["public_key"]), former_gate_keys=kept)
 
 
 _CHANGES: Mapping[str, Callable[[Controls, JsonObject], Controls]] = {
-    "decision": lambda controls, body: replace(controls, policy=policy_from_values(body["policy"])),
+    "decision": _decided,
     PERSON_TRUSTED: _with_person,
     UNFREEZE: _unfrozen,
     VERIFIER_INVALIDATED: _disbelieving,

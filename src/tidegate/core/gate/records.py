@@ -82,6 +82,9 @@ def decide(given: JsonObject, state: GateState) -> tuple[Decision, dict[str, Any
     hindrance = state.why_not_decide(policy)
     if hindrance is not None:
         raise AuditError(hindrance)
+    disbelieved = state.controls.disbelieved(given["verifiers"])
+    if disbelieved:
+        raise AuditError(f"the answers were scored by {', '.join(disbelieved)}, which people have invalidated")
     pairs = decode_pairs(given["outcomes"])
     ledger = state.ledger(policy)
     epoch = state.open_epoch(policy) if pairs else None

@@ -13,13 +13,7 @@ from functools import reduce
 from typing import Any
 
 from tidegate.core.errors import AuditError
-from tidegate.core.gate.controls import (
-    BREAK_GLASS,
-    VERIFIER_INVALIDATED,
-    VERIFIER_REVIEWED,
-    Controls,
-    fold_controls,
-)
+from tidegate.core.gate.controls import BREAK_GLASS, Controls, fold_controls
 from tidegate.core.gate.live_state import LiveState, fold_live
 from tidegate.core.gate.policy import LedgerRules, Policy
 from tidegate.core.hashing import content_hash
@@ -74,6 +68,9 @@ class GateState:
 
     def why_not_decide(self, policy: Policy) -> str | None:
         """What keeps the gate from deciding under ``policy`` now, in words; None when nothing does."""
+        if self.live.freeze_due is not None:
+            trigger, reason = self.live.freeze_due
+            return f"trigger {trigger} stops learning ({reason}), and the server has not carried that out yet: start it"
         window, used = (1, 0) if self.window is None else (self.window.window, self.window.used)
         return self.controls.why_not(policy, window=window, looks_taken=used)
 
@@ -100,9 +97,12 @@ def fold(state: GateState, record: AuditRecord) -> GateState:
     try:
         number = 1 if state.window is None else state.window.window
         controls = fold_controls(state.controls, record, window=number)
+        fallen = controls.invalidated - state.controls.invalidated
         state = replace(state, controls=controls, live=fold_live(state.live, record))
+        for verifier, version in sorted(fallen):
+            state = _without_verifier(state, verifier, version)
         return _moved(state, record.kind, record.body, record.time)
-    except (KeyError, TypeError, ValueError, IndexError) as error:
+    except (AttributeError, KeyError, TypeError, ValueError, IndexError) as error:
         raise AuditError(f"audit record {record.seq} of kind {record.kind!r} is malformed: {error!r}") from error
 
 
@@ -115,8 +115,6 @@ def _moved(state: GateState, kind: str, body: JsonObject, time: float) -> GateSt
         return _spent(state, body)
     if kind == BREAK_GLASS and state.window is not None:
         return replace(state, window=replace(state.window, promotions=0))
-    if kind == VERIFIER_INVALIDATED or (kind == VERIFIER_REVIEWED and body["invalidated"]):
-        return _without_verifier(state, str(body["verifier"]), str(body["version"]))
     return state
 
 

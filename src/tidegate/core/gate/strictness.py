@@ -1,7 +1,9 @@
 """Which of two policies is looser, field by field.
 
 A policy may become stricter at any time; what makes it looser needs signatures and the next window. A change whose
-direction nobody can tell counts as looser, so that forgetting one here can't open a way around.
+direction nobody can tell counts as looser, so that forgetting one here can't open a way around. The factors of
+length and latency are such: a lower one also counts more of the champion's answers, which may let a worse challenger
+through.
 """
 
 from __future__ import annotations
@@ -39,8 +41,9 @@ def _free(old: Any, new: Any) -> bool:
 
 
 def _smaller_steps(old: Sequence[float], new: Sequence[float]) -> bool:
-    """At least as many weights, none of them above the one that it replaces."""
-    return len(new) >= len(old) and all(b <= a for a, b in zip(old, new, strict=False))
+    """At least as many weights, none of them above the one that it replaces or above the last one."""
+    rises = all(b <= a for a, b in zip(old, new, strict=False))
+    return len(new) >= len(old) and rises and max(new) <= max(old)
 
 
 _STRICTER: Mapping[str, Stricter] = {
@@ -61,9 +64,7 @@ _STRICTER: Mapping[str, Stricter] = {
     "guardrails.no_reply_margin": _lower,
     "guardrails.invalid_tool_call_margin": _lower,
     "guardrails.refusal_margin": _lower,
-    "guardrails.length_factor": _lower,
     "guardrails.length_margin": _lower,
-    "guardrails.latency_factor": _lower,
     "guardrails.latency_margin": _lower,
     "screen.min_dev_pairs": _higher,
     "screen.dev_rule": _to("above"),
