@@ -144,7 +144,7 @@ def _measure(evidence: Evidence, policy: Policy, ledger: Ledger) -> Measurements
     bounds = [bound("overall against the champion", rewards, rules.overall_margin)]
     for name, members in slices(pairs, rules.min_pairs_per_slice).items():
         bounds.append(bound(f"slice {name!r}", rewards[members], rules.slice_margin))
-    for name, differences, margin in _guardrails(pairs.challenger, pairs.champion, policy.guardrails):
+    for name, differences, margin in _guardrails(pairs.challenger, pairs.champion, policy.guardrails, rewards):
         bounds.append(bound(f"guardrail {name!r}", differences, margin))
     against_anchor = _rewards(pairs.challenger, pairs.anchor, graded=evidence.graded)
     bounds.append(bound("overall against the anchor", against_anchor, rules.anchor_margin))
@@ -167,7 +167,9 @@ def _rewards(ours: Outcomes, theirs: Outcomes, *, graded: bool) -> Differences:
     return np.where(ours.engine_error, 0.0, ours.rewards) - np.where(theirs.engine_error, 1.0, theirs.rewards)
 
 
-def _guardrails(ours: Outcomes, theirs: Outcomes, rules: GuardrailRules) -> tuple[tuple[str, Differences, float], ...]:
+def _guardrails(
+    ours: Outcomes, theirs: Outcomes, rules: GuardrailRules, rewards: Differences
+) -> tuple[tuple[str, Differences, float], ...]:
     """Name, differences (N,) in {-1, 0, 1} and margin of each behaviour that may not get worse.
 
     A refusal that the verifier passes is what the task asks for and does not count. Length and speed have no
@@ -183,8 +185,7 @@ def _guardrails(ours: Outcomes, theirs: Outcomes, rules: GuardrailRules) -> tupl
     def within(first: NDArray[np.float64], second: NDArray[np.float64], factor: float, *, paid: bool) -> Differences:
         over, other_over = first > factor * second, second > factor * first
         if paid:
-            over &= ~(ours.rewards > theirs.rewards)
-            other_over &= ~(theirs.rewards > ours.rewards)
+            over, other_over = over & ~(rewards > 0), other_over & ~(rewards < 0)
         return _less(~over & ~cut, ~other_over | cut)
 
     length, other_length = np.maximum(ours.tokens, 1.0), np.maximum(theirs.tokens, 1.0)

@@ -73,9 +73,8 @@ class NonInferiorityRules:
 class GuardrailRules:
     """Largest tolerated increases of the rates of bad behaviour, tested one-sided at the same level.
 
-    On a task an arm is *overlong* when it uses more than ``length_factor`` times the other arm's tokens without a higher
-    reward, and *slow*
-    when it takes more than ``latency_factor`` times the other arm's seconds a token.
+    On a task an arm is *overlong* when it uses more than ``length_factor`` times the other arm's tokens without a
+    higher reward, and *slow* when it takes more than ``latency_factor`` times the other arm's seconds a token.
     """
 
     __pydantic_config__: ClassVar[Mapping[str, Any]] = _STRICT
