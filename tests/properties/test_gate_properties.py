@@ -130,7 +130,11 @@ def test_evidence_survives_a_record(pairs: list[Pair], with_anchor: bool) -> Non
 
 @given(outcomes())
 def test_whole_rewards_decide_like_passes_but_for_the_test(pairs: list[Pair]) -> None:
-    """Rewards of 0 and 1 give the same bounds, and a p that differs from the exact one by simulation error alone."""
+    """Rewards of 0 and 1 give the same bounds, and a p that is never below the exact one.
+
+    For given discordant pairs the betting test's evidence K grows with the wins, so P(as many wins) = P(as much
+    evidence) <= 1 / K by Markov's inequality.
+    """
     whole = [
         replace(pair, **{arm: replace(getattr(pair, arm), reward=None) for arm in ("challenger", "champion", "anchor")})
         for pair in pairs
@@ -140,7 +144,7 @@ def test_whole_rewards_decide_like_passes_but_for_the_test(pairs: list[Pair]) ->
         assert binary == graded
         return
     assert graded.measured.bounds == binary.measured.bounds
-    assert abs(graded.measured.p - binary.measured.p) < 0.025  # five standard errors of 9,999 draws
+    assert graded.measured.p >= binary.measured.p * (1 - 1e-9)
 
 
 @given(outcomes(), st.integers(1, 30))
