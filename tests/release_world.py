@@ -119,7 +119,7 @@ class World:
             store=self.store, audit=self.store._audit, engine=self.engine, router=self.router,
             check_certificate=self.check, certificate_of=self.certificates.get,
             adapters_dir=self.adapters, model_name="m", clock=lambda: self.now,
-            canary_required=canary_required,
+            canary_required=lambda: canary_required,
         )  # fmt: skip
 
     @staticmethod

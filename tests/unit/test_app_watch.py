@@ -10,14 +10,17 @@ import pytest
 
 from live_log import CANARY, live_policy
 from live_world import FIRST, SECOND, LiveWorld, Prompts
+from tidegate.app.publishing import canary_required
 from tidegate.app.watch import one_step
 from tidegate.core.errors import CertificateError, ConflictError, StoreError, VoidCertificateError
 from tidegate.core.gate.live_assignment import LiveArm
 from tidegate.core.gate.live_state import DAY_S
+from tidegate.core.gate.policy import Policy
 from tidegate.core.gate.verify import verify_audit
 from tidegate.core.types import CandidateState, Split
 from tidegate.release import ANCHOR, CHAMPION, PREVIOUS
 from tidegate.release import CANARY as CANARY_ALIAS
+from tidegate.stores.memory import MemoryAuditLog
 
 
 async def canary_world(tmp_path: Path, **options: Any) -> LiveWorld:
@@ -337,15 +340,115 @@ async def test_a_champion_whose_certificate_falls_is_replaced_without_a_restart(
     assert (await world.releases.publisher.served())[CHAMPION] == champion
 
 
-async def test_a_certificate_that_falls_between_decision_and_swap_rejects_the_canary(world: LiveWorld) -> None:
+def disbelieve(world: LiveWorld, *letters: str) -> None:
+    """Make certificates of contents void for the watch and the publisher."""
     check = world.releases.check
 
     def void(certificate: object, *, adapter_sha256: str, base_sha256: str) -> None:
-        if adapter_sha256 == "2" * 64:
+        if adapter_sha256[0] in letters:
             raise VoidCertificateError("its verifier was invalidated")
         check(certificate, adapter_sha256=adapter_sha256, base_sha256=base_sha256)
 
-    world.releases.publisher._loader._check_certificate = void
+    world.gate._check_certificate = world.releases.publisher._loader._check_certificate = void
+
+
+async def test_a_champion_whose_certificate_falls_is_replaced_while_a_canary_runs(world: LiveWorld) -> None:
+    disbelieve(world, "1")
+    await world.gate.step()
+    assert (await world.releases.publisher.served())[CHAMPION].adapter_sha256 is None
+    assert (world.trial.decision, world.trial.carried_out) == ("inconclusive", True)
+    assert world.releases.router.division is None
+
+
+async def test_a_holdback_whose_certificate_falls_ends_and_does_not_begin_again(tmp_path: Path) -> None:
+    world = await steady_world(tmp_path)
+    disbelieve(world, "1")
+    for _ in range(2):
+        await world.gate.step()
+    assert world.trial.decision == "inconclusive"
+    assert world.releases.router.division is None
+    assert world.releases.router.champion == SECOND
+
+
+async def test_a_bad_champion_goes_even_when_the_one_before_it_may_not_be_served(tmp_path: Path) -> None:
+    world = await steady_world(tmp_path)
+    believed = world.gate._check_certificate
+    disbelieve(world, "1")
+    world.gate._check_certificate = believed  # it falls after this look
+    world.arms([False] * 40, [True] * 40)
+    await world.gate.step()
+    assert (world.trial.decision, world.trial.carried_out) == ("roll_back", True)
+    assert (await world.releases.publisher.served())[CHAMPION].adapter_sha256 is None
+
+
+def decided_under(world: LiveWorld, policy: Policy) -> None:
+    """A decision of the gate, which puts its policy in force."""
+    world.audit.append("decision", {"decision": "abstain", "policy": policy.values()}, time=0.0)
+
+
+async def test_no_canary_starts_under_a_policy_that_is_not_in_force(tmp_path: Path) -> None:
+    world = LiveWorld(tmp_path, policy=live_policy(canary=replace(CANARY, promote_at=2.0)))
+    await world.releases.publisher.reconcile()
+    await world.first_champion()
+    decided_under(world, live_policy())
+    with pytest.raises(ConflictError, match="looser than the one in force"):
+        await world.start_canary()
+    assert CANARY_ALIAS not in world.releases.store.aliases()
+    assert world.releases.state("cand-22222222") is CandidateState.CERTIFIED
+
+
+async def test_a_file_made_looser_does_not_switch_the_holdback_off(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    world = LiveWorld(tmp_path, policy=live_policy(canary="none", holdback="none"))
+    await world.releases.publisher.reconcile()
+    await world.first_champion()
+    await world.releases.publish(world.releases.certified("2"))
+    decided_under(world, live_policy())
+    await world.gate.step()
+    assert (world.trial.kind, world.trial.policy) == ("steady", live_policy())
+    assert "is not in force" in caplog.text
+
+
+async def test_a_freeze_stops_learning_and_not_the_watch(tmp_path: Path) -> None:
+    policy = live_policy(name="new")
+    world = LiveWorld(tmp_path, policy=policy)
+    await world.releases.publisher.reconcile()
+    await world.first_champion()
+    await world.releases.publish(world.releases.certified("2"))
+    decided_under(world, live_policy())
+    world.audit.append("freeze", {"reason": "an operator", "trigger": None}, time=0.0)
+    await world.gate.step()
+    assert (world.trial.kind, world.trial.policy) == ("steady", policy)
+
+
+def test_the_policy_in_force_asks_for_a_canary_whatever_the_file_says() -> None:
+    without, audit = live_policy(canary="none"), MemoryAuditLog()
+    assert canary_required(live_policy(), audit)
+    assert not canary_required(without, audit)
+    audit.append("decision", {"decision": "abstain", "policy": live_policy().values()}, time=0.0)
+    assert canary_required(without, audit)
+    audit.append("decision", {"decision": "abstain", "policy": without.values()}, time=0.0)
+    assert not canary_required(without, audit)
+    assert canary_required(live_policy(), audit)
+
+
+async def test_what_was_left_out_of_one_trial_is_not_told_by_the_next(world: LiveWorld) -> None:
+    (user,) = world.users_of(LiveArm.SUBJECT, 1)
+    world.ask(user, release_id=FIRST)
+    await world.gate.step()
+    await world.process().stop("another process")
+    await world.start_canary("3")
+    world.arms([True], [True], release_id="m-r9")
+    world.arms([True], [])
+    await world.gate.step()
+    assert world.records[-1].body["excluded"] == {"other release": 2}
+
+
+async def test_a_certificate_that_falls_between_decision_and_swap_rejects_the_canary(world: LiveWorld) -> None:
+    believed = world.gate._check_certificate
+    disbelieve(world, "2")
+    world.gate._check_certificate = believed  # it falls after this look
     world.arms([True] * 12, [False] * 12)
     await world.gate.step()
     assert (world.trial.decision, world.trial.carried_out) == ("promote", True)

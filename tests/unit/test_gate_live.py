@@ -275,3 +275,38 @@ def test_every_look_recomputes_and_an_edit_is_found(kind: str) -> None:
     for seq, field, value in ((2, "units", []), (3, evidence, 0.5), (5, "decision", "continue"), (5, "reasons", [])):
         with pytest.raises(AuditError, match=r"audit record \d"):
             verify_audit(_rewritten(records, seq, **{field: value}))
+
+
+def falling(kind: str = "canary") -> LiveLog:
+    """Both arms fell: a look decided to freeze learning, and nobody recorded that yet."""
+    log = LiveLog(kind=kind)
+    log.start(reference=(100.0, 100))
+    assert log.pairs([0.0] * 25, [0.0] * 25)["decision"] == "freeze"
+    return log
+
+
+def test_one_persons_freeze_does_not_answer_what_a_trigger_asked_for() -> None:
+    log = falling()
+    log.audit.append("freeze", {"reason": "an operator", "trigger": None}, time=log.now)
+    assert log.state.live.freeze_due is not None
+    log.audit.append("freeze", {"reason": "drift", "trigger": 4}, time=log.now)
+    frozen = log.state.controls.frozen
+    assert (log.state.live.freeze_due, frozen is not None and frozen.trigger) == (None, 4)
+
+
+def test_a_freeze_that_is_due_holds_before_it_is_recorded() -> None:
+    log = falling()
+    assert log.pairs([1.0] * 40, [0.0] * 40)["decision"] == "continue"
+    assert "learning is frozen" in log.trial.reason
+
+
+def test_nothing_is_promoted_before_the_review_that_a_broken_glass_asks_for() -> None:
+    log = LiveLog()
+    log.start()
+    person = {"public_key": "k", "name": "Ada", "statements": [{"signer": "k"}]}
+    log.audit.append("person_trusted", person, time=log.now)
+    glass = {"adapter_sha256": "9" * 64, "expires_at": log.now + 1.0, "statements": [{"signer": "k"}]}
+    log.audit.append("break_glass", glass, time=log.now)
+    assert log.pairs([1.0] * 40, [0.0] * 40)["decision"] == "continue"
+    log.audit.append("anchor_signed", {"release": "m-r1", "statements": [{"signer": "k"}]}, time=log.now)
+    assert log.look()["decision"] == "promote"

@@ -27,9 +27,11 @@ from tidegate.core.errors import (
     TidegateError,
     VoidCertificateError,
 )
+from tidegate.core.gate.policy import Policy
+from tidegate.core.gate.state import gate_state
 from tidegate.core.types import JsonObject
 from tidegate.gateway.admin import release_json
-from tidegate.ports import Engine
+from tidegate.ports import AuditLog, Engine
 from tidegate.release import Publisher, Router
 from tidegate.signals import builtin_verifiers
 
@@ -140,6 +142,7 @@ def build_publisher(
     clock: Callable[[], float],
 ) -> Publisher:
     """Wire a publisher to the stores and the gate's certificates."""
+    policy = build_policy(settings)
     return Publisher(
         store=stores.releases,
         audit=stores.audit,
@@ -150,8 +153,14 @@ def build_publisher(
         adapters_dir=directory.adapters,
         model_name=model_name(settings),
         clock=clock,
-        canary_required=build_policy(settings).canary != "none",
+        canary_required=lambda: canary_required(policy, stores.audit),
     )
+
+
+def canary_required(policy: Policy, audit: AuditLog) -> bool:
+    """Whether the policy in force asks for a canary, or ``policy``, which may ask for more at once but not for less."""
+    in_force = gate_state(audit.read()).controls.policy
+    return any(rules.canary != "none" for rules in (policy, in_force) if rules is not None)
 
 
 def build_live_gate(

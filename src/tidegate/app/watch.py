@@ -15,15 +15,16 @@ from typing import Any, Protocol
 
 from tidegate.app.watch_acts import GateLog, ServesReleases, carry_out
 from tidegate.app.watch_calls import CallTally
+from tidegate.app.watch_certificates import fallen_certificates
 from tidegate.app.watch_units import UnitReader, WatchRules, rate_before
 from tidegate.core.errors import CertificateError, ConflictError, TidegateError, VoidCertificateError
 from tidegate.core.gate.live_records import (
     is_silent,
-    learning_frozen,
     look_at_canary,
     look_at_steady,
     look_given,
     started_body,
+    steady_policy,
     trial_status,
 )
 from tidegate.core.gate.live_state import CANARY_LOOK, CANARY_STARTED, STEADY_LOOK, STEADY_STARTED, Calls, Trial
@@ -110,7 +111,7 @@ class LiveGate:
             The status of its trial.
 
         Raises:
-            ConflictError: the policy has no canary, learning is frozen, or as the publisher says.
+            ConflictError: the policy has no canary, is not in force, learning is frozen, or as the publisher says.
         """
         async with self._one_at_a_time:
             state = await self._settled_state()
@@ -121,14 +122,15 @@ class LiveGate:
                 raise ConflictError(
                     f"candidate {candidate_id!r} can be no canary: policy {self._policy.name!r} says canary = 'none'"
                 )
-            if learning_frozen(state):
-                raise ConflictError(f"candidate {candidate_id!r} can be no canary: learning is frozen")
+            why_not = state.why_not_decide(self._policy)
+            if why_not is not None:
+                raise ConflictError(f"candidate {candidate_id!r} can be no canary: {why_not}")
             release = await self._publisher.start_canary(candidate_id, against=against)
             if running is not None:
                 await self._look(running, interruption=f"the canary {release.id!r} starts")
                 await self._carry_out()
             served = await self._publisher.served()
-            await self._start("canary", subject=release, control=served[CHAMPION])
+            await self._start("canary", self._policy, subject=release, control=served[CHAMPION])
             return trial_status(self._running())
 
     async def stop(self, reason: str) -> JsonObject:
@@ -149,12 +151,14 @@ class LiveGate:
         """Carry out what waits, then look once at the trial that runs, or start the one that should."""
         async with self._one_at_a_time:
             running = (await self._settled_state()).live.running
+            fallen = await self._fallen()
             if running is None:
-                await self._replace_void_champion()
-                await self._start_steady()
+                if CHAMPION in fallen:
+                    raise fallen[CHAMPION]
+                await self._start_steady(fallen)
                 return
             served = await self._publisher.served()
-            interruption = _interruption(running, served) or await asyncio.to_thread(self._voided, running, served)
+            interruption = _interruption(running, served) or _fallen_arm(running, served, fallen)
             if interruption is None:
                 await self._divide(running)
             await self._look(running, interruption=interruption)
@@ -182,34 +186,16 @@ class LiveGate:
         await self._carry_out()
         return self._log.state
 
-    def _voided(self, trial: Trial, served: Mapping[str, Release]) -> str | None:
-        """Why the subject may not be served any more: what it was certified by is not believed any more."""
-        subject = served[CANARY if trial.kind == "canary" else CHAMPION]
-        if subject.adapter_sha256 is None:
-            return None
-        try:
-            self._check_certificate(
-                subject.certificate, adapter_sha256=subject.adapter_sha256, base_sha256=subject.base_sha256
-            )
-        except CertificateError as void:
-            return f"the certificate of {subject.id!r} does not stand: {void}"
-        return None
-
-    async def _replace_void_champion(self) -> None:
-        """A champion that no trial watches may lose its certificate too: its emergency ends, its verifier falls."""
-        champion = (await self._publisher.served())[CHAMPION]
-        if champion.adapter_sha256 is None:
-            return
-        try:
-            await asyncio.to_thread(
-                self._check_certificate,
-                champion.certificate,
-                adapter_sha256=champion.adapter_sha256,
-                base_sha256=champion.base_sha256,
-            )
-        except VoidCertificateError as void:
-            _log.warning("%s is not served any more: %s", champion.id, void)
+    async def _fallen(self) -> dict[str, CertificateError]:
+        """Why what is served may be served no longer, by alias; a champion that was replaced is not among them."""
+        served = await self._publisher.served()
+        fallen = await asyncio.to_thread(fallen_certificates, self._check_certificate, served)
+        void = fallen.get(CHAMPION)
+        if isinstance(void, VoidCertificateError):
+            _log.warning("%s is not served any more: %s", served[CHAMPION].id, void)
             await self._publisher.replace_void(void)
+            del fallen[CHAMPION]
+        return fallen
 
     async def _carry_out(self) -> None:
         await carry_out(self._log, self._publisher)
@@ -225,9 +211,10 @@ class LiveGate:
         assert trial is not None  # noqa: S101 - a trial that ran stays the last one
         return trial
 
-    async def _start_steady(self) -> None:
+    async def _start_steady(self, fallen: Mapping[str, CertificateError]) -> None:
         """Compare the champion with the release before it, unless that was taken back or nothing asks for it."""
-        if self._policy.holdback == "none":
+        policy = steady_policy(self._policy, self._log.state)
+        if policy.holdback == "none" or PREVIOUS in fallen:
             return
         served = await self._publisher.served()
         champion, previous = served[CHAMPION], served.get(PREVIOUS)
@@ -236,9 +223,11 @@ class LiveGate:
         before = await asyncio.to_thread(self._candidate_of, previous)
         if before is not None and before.state is not CandidateState.RETIRED:
             return
-        await self._start("steady", subject=champion, control=previous)
+        if policy is not self._policy:
+            _log.warning("policy %r is not in force; the champion is watched under %r", self._policy.name, policy.name)
+        await self._start("steady", policy, subject=champion, control=previous)
 
-    async def _start(self, kind: str, *, subject: Release, control: Release) -> None:
+    async def _start(self, kind: str, policy: Policy, *, subject: Release, control: Release) -> None:
         def write() -> None:
             now = self._clock()
             candidate = self._candidate_of(subject)
@@ -251,7 +240,7 @@ class LiveGate:
                 subject_sha256=subject.adapter_sha256,
                 control_sha256=control.adapter_sha256,
                 base_sha256=subject.base_sha256,
-                policy=self._policy,
+                policy=policy,
                 reference=rate_before(
                     self._stores,
                     verifiers=self._verifiers,
@@ -328,6 +317,7 @@ class LiveGate:
         reader = self._reader
         if reader is not None and reader.draw == trial.draw:
             return reader
+        self._untold = Counter()  # a new reader finds those of its draw again, and none of another draw
         return UnitReader(
             trial, stores=self._stores, verifiers=self._verifiers, rules=self._rules, clock=self._clock
         )  # fmt: skip
@@ -351,6 +341,14 @@ class LiveGate:
             return {}, len(wanted)
         answers = await self._prompts.ask(release, wanted)
         return answers, len(wanted - set(answers))
+
+
+def _fallen_arm(trial: Trial, served: Mapping[str, Release], fallen: Mapping[str, CertificateError]) -> str | None:
+    """Why an arm of a trial may be served no longer: what it was certified by is not believed any more."""
+    for alias in (CHAMPION, CANARY if trial.kind == "canary" else PREVIOUS):
+        if alias in fallen:
+            return f"the certificate of {served[alias].id!r} does not stand: {fallen[alias]}"
+    return None
 
 
 def _interruption(trial: Trial, served: Mapping[str, Release]) -> str | None:

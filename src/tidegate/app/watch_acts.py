@@ -112,7 +112,11 @@ async def _swap(trial: Trial, publisher: ServesReleases) -> None:
     if trial.kind == "steady":
         await publisher.divide(None)
         if trial.decision == "roll_back" and champion == trial.subject_release:
-            await publisher.rollback(trial.control_release, trial.reason)
+            try:
+                await publisher.rollback(trial.control_release, trial.reason)
+            except CertificateError as void:  # a bad champion goes, whatever became of the one before it
+                _log.warning("%s cannot be served again: %s", trial.control_release, void)
+                await publisher.replace_void(VoidCertificateError(trial.reason))
         return
     state = CandidateState.ROLLED_BACK if trial.decision == "roll_back" else CandidateState.REJECTED
     if trial.decision == "promote" and champion in (trial.control_release, trial.subject_release):

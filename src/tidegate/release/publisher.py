@@ -43,7 +43,7 @@ class Publisher:
         adapters_dir: content-named adapter directories.
         model_name: first part of release ids.
         clock: Unix seconds.
-        canary_required: what the gate certified reaches all users only through a canary.
+        canary_required: whether what the gate certified reaches all users only through a canary now.
     """
 
     def __init__(
@@ -58,7 +58,7 @@ class Publisher:
         adapters_dir: Path,
         model_name: str,
         clock: Callable[[], float],
-        canary_required: bool = False,
+        canary_required: Callable[[], bool] = lambda: False,
         probe_prompts: Sequence[Messages] = PROBE_PROMPTS,
     ) -> None:
         self._records = ReleaseRecords(store, audit)
@@ -249,10 +249,11 @@ class Publisher:
                 return champion
             require_judged_against(candidate, champion, against)
             release = await self._release_of(content)
-            if self._canary_required and (release.certificate or {}).get("kind") == "gate":
+            by_the_gate = (release.certificate or {}).get("kind") == "gate"
+            if by_the_gate and await asyncio.to_thread(self._canary_required):
                 raise ConflictError(
-                    f"candidate {candidate_id!r} was certified by the gate, and the policy asks for a canary before "
-                    "all users are served by it; 'tidegate cycle run' starts one"
+                    f"candidate {candidate_id!r} was certified by the gate, and the policy in force asks for a canary "
+                    "before all users are served by it; with that policy 'tidegate cycle run' starts one"
                 )
             return await self._swap(release, champion, reason=reason, old_state=CandidateState.RETIRED)
 

@@ -7,6 +7,7 @@ before it, so that a canary's log grows with its units and not with their square
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
+from dataclasses import replace
 from typing import Any, TypeVar
 
 from tidegate.core.gate.live import (
@@ -194,8 +195,21 @@ def _look(
 
 
 def learning_frozen(state: GateState) -> bool:
-    """Whether learning is stopped: nothing is promoted or widened until people sign."""
-    return state.controls.frozen is not None
+    """Whether learning is stopped: nothing is promoted or widened until people sign.
+
+    A freeze that a look decided holds before its record is written, and a broken glass until the review after it.
+    """
+    return state.controls.frozen is not None or state.controls.anchor_review or state.live.freeze_due is not None
+
+
+def steady_policy(policy: Policy, state: GateState) -> Policy:
+    """Rules that a champion is watched by from now on: ``policy``, or the one in force while that is not.
+
+    A file that was made looser switches nothing off, and neither does a freeze: it stops learning, not the watch.
+    """
+    in_force = state.controls.policy
+    thawed = replace(state, controls=replace(state.controls, frozen=None, anchor_review=False))
+    return policy if in_force is None or thawed.why_not_decide(policy) is None else in_force
 
 
 def is_silent(before: Trial, body: JsonObject) -> bool:

@@ -378,6 +378,11 @@ def _quarantined(state: LiveState, body: JsonObject) -> LiveState:
     return replace(state, quarantined=state.quarantined | {body["manifest_hash"]})
 
 
+def _frozen(state: LiveState, body: JsonObject) -> LiveState:
+    """What a trigger asked for is answered by its own record alone: one person lifts a person's freeze."""
+    return state if body["trigger"] is None else replace(state, freeze_due=None)
+
+
 _STEPS: Mapping[str, Callable[[LiveState, JsonObject], LiveState]] = {
     CANARY_STARTED: lambda state, body: _started(state, body, "canary"),
     CANARY_LOOK: lambda state, body: _looked(state, body, "canary"),
@@ -385,7 +390,7 @@ _STEPS: Mapping[str, Callable[[LiveState, JsonObject], LiveState]] = {
     STEADY_LOOK: lambda state, body: _looked(state, body, "steady"),
     LIVE_CARRIED_OUT: _carried_out,
     QUARANTINE: _quarantined,
-    FREEZE: lambda state, body: replace(state, freeze_due=None),
+    FREEZE: _frozen,
 }
 
 
