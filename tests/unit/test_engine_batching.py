@@ -366,6 +366,39 @@ async def test_an_exception_in_a_step_fails_its_batch_and_the_engine_goes_on(
     assert len((await answer(engine, call("next", max_tokens=3)))[1][0].token_ids) >= 1
 
 
+async def test_rows_that_could_not_join_fail_and_rows_that_were_passed_over_wait_on(engine: EmbeddedEngine) -> None:
+    lane = lane_of(engine)
+    reserve, admit = lane._slots.reserve, lane._admit
+
+    def admit_together() -> None:
+        if lane._rows or len(lane.waiting) == 3:
+            lane.waiting = deque(sorted(lane.waiting, key=lambda row: row.call.request.request_id))
+            admit()
+
+    def without_memory(rows: int, columns: int) -> None:
+        if rows == 2:
+            lane._slots.reserve, lane._admit = reserve, admit
+            raise RuntimeError("not enough memory for two rows")
+        reserve(rows, columns)
+
+    lane._slots.reserve, lane._admit = without_memory, admit_together
+    requests = [
+        call(SHARED * 3 + "first", request_id="1 has a slot"),
+        call(SHARED * 3 + "second", request_id="2 waits for the beginning that it shares with the first"),
+        call("another", request_id="3 does not fit"),
+    ]
+    async with asyncio.timeout(20.0):
+        first, second, third = await asyncio.gather(
+            *(answer(engine, request) for request in requests), return_exceptions=True
+        )
+    for failed in (first, third):
+        assert isinstance(failed, EngineError)
+        assert "not enough memory for two rows" in str(failed)
+    assert not isinstance(second, BaseException)
+    assert second[1][0].token_ids
+    assert (await engine.health()).queued == 0
+
+
 async def test_logits_that_are_not_finite_fail_the_request_and_no_other(engine: EmbeddedEngine) -> None:
     def poison(_module: object, _args: object, output: Any) -> Any:
         output.logits[0] = float("nan")

@@ -114,27 +114,33 @@ class Lane:
         if free <= 0 or not self.waiting:
             return
         skipped: deque[Row] = deque()
-        while self.waiting and free > 0:
-            if not self._has_memory_for(self.waiting[0]):
-                break
-            row = self.waiting.popleft()
-            twin = next((r for r in self._rows[self._decoding :] if r.call.prompt == row.call.prompt), None)
-            if twin is not None:
-                twin.siblings.append(row)
-                free -= 1
-                continue
-            blocks = self._store.match(self._root, row.call.prompt)
-            if self._soon_served(row.call.prompt, len(blocks) * BLOCK):
-                skipped.append(row)
-                continue
-            slot = len(self._rows)
-            self._slots.reserve(slot + 1, row.prompt_length)
-            for index, block in enumerate(blocks):
-                self._slots.put(slot, index * BLOCK, block.keys, block.values)
-            row.cached = len(blocks) * BLOCK
-            self._rows.append(row)
-            free -= 1
-        self.waiting.extendleft(reversed(skipped))
+        try:
+            while self.waiting and free > 0 and self._has_memory_for(self.waiting[0]):
+                row = self.waiting.popleft()
+                if self._place(row):
+                    free -= 1
+                else:
+                    skipped.append(row)
+        finally:
+            self.waiting.extendleft(reversed(skipped))
+
+    def _place(self, row: Row) -> bool:
+        """Give a row a slot or a sibling that has one; False when another row's prompt will soon serve it."""
+        computing = self._rows[self._decoding :]
+        twin = next((other for other in computing if other.call.prompt == row.call.prompt), None)
+        if twin is not None:
+            twin.siblings.append(row)
+            return True
+        blocks = self._store.match(self._root, row.call.prompt)
+        if self._soon_served(row.call.prompt, len(blocks) * BLOCK):
+            return False
+        slot = len(self._rows)
+        self._rows.append(row)  # before anything that may lack memory: who fails the running rows must find it
+        self._slots.reserve(slot + 1, row.prompt_length)
+        for index, block in enumerate(blocks):
+            self._slots.put(slot, index * BLOCK, block.keys, block.values)
+        row.cached = len(blocks) * BLOCK
+        return True
 
     def _has_memory_for(self, newcomer: Row) -> bool:
         """Slots are as long as the longest row: whether rows times longest stays within bounds."""
