@@ -1,5 +1,7 @@
 """Near-duplicates: the index finds exactly what comparing all pairs finds."""
 
+# ruff: noqa: RUF001 - Chinese and Japanese marks are meant
+
 from __future__ import annotations
 
 import pytest
@@ -10,8 +12,14 @@ from tidegate.core.selection.near_duplicates import PromptIndex, shingles
 from tidegate.core.types import Messages
 
 words = st.lists(
-    st.sampled_from(["add", "the", "sum", "of", "three", "numbers", "1", "2", "3", "please", "now"]), max_size=12
+    st.sampled_from(
+        ["add", "the", "sum", "of", "three", "numbers", "1", "2", "3", "please", "now", "再算", "一共三个"]
+    ),
+    max_size=12,
 )
+
+
+APPLES = "小明有17个苹果，他给了小红5个，后来又买了23个，现在小明一共有多少个苹果？"
 
 
 def said(text: str) -> Messages:
@@ -43,6 +51,30 @@ def test_case_spaces_and_order_of_indexing_do_not_matter(asked: list[str]) -> No
         ("What is 12 + 30?", "what is 12 + 30 ?", True),
         ("hi", "Hi", True),
         ("hi", "ho", False),
+        ("Hi!", "hello!", False),
+        ("Compute 17 * 23 please", "Hi. Compute 17 * 23 please", True),
+        ("Compute 17 * 23 please", "Hello there!\nPlease compute 17 * 23 please", True),
+        ("Compute 17 * 23 please", "Hi. Compute 17 * 24 please", False),
+        ("Compute 17 * 23 please", "Hi. Compute 17 + 23 please", False),
+        ("Translate hello into French", "Translate please into French", False),
+        ("请计算十七乘以二十三等于多少", "请计算十七乘以二十三等于多少呢", True),
+        ("请计算十七乘以二十三等于多少", "你好，请计算十七乘以二十三等于多少", True),
+        ("请计算十七乘以二十三等于多少", "请计算十七乘以二十四等于多少", False),
+        ("计算 17 * 23", "你好！计算 17 * 23", True),
+        ("计算 17 * 23", "你好！计算 17 * 24", False),
+        (APPLES, APPLES.replace("一共", "一共还"), True),
+        (APPLES, APPLES.replace("17", "18"), False),
+        (
+            "りんごが12個あります。30個もらうと全部で何個になりますか",
+            "りんごが12個あります。30個もらうと全部で何個になりますか？",
+            True,
+        ),
+        (
+            "りんごが12個あります。30個もらうと全部で何個になりますか",
+            "りんごが12個あります。31個もらうと全部で何個になりますか",
+            False,
+        ),
+        ("ประเทศไทยมีกี่จังหวัดในปัจจุบัน", "ประเทศไทยมีกี่จังหวัดในปัจจุบันครับ", True),
         (
             "Natalia sold clips to 48 of her friends in April, and then she sold half as many clips in May. How many?",
             "Natalia sold clips to 48 of her friends in April, and then she sold half as many clips in May. How many!",

@@ -1,7 +1,13 @@
 """Prompts that say almost the same: whether one was asked before in nearly the same words.
 
 Two prompts are near-duplicates when the Jaccard similarity of their sets of word 3-grams reaches a threshold. Numbers
-are words, so that two sums are different tasks while a greeting put before one changes little of a long prompt.
+are words, so that two short sums are different tasks. A greeting that opens a prompt is left out where it is one of the
+few known here ("Hi.", "Hello there!", "Please"); another one makes another prompt of a short one, and changes little of
+a long one. To forgive any word that is added would make one task of "add 2 and 3" and "never add 2 and 3".
+
+In writing without spaces (Chinese, Japanese, Thai, Lao, Khmer, Burmese) every character is a word. A text has so many
+of them that one other number would change too little: there a 3-gram also carries a hash of all numbers of the text,
+so that texts with other numbers have none in common.
 
 Source: Broder (1997), On the resemblance and containment of documents; the prefix filter is that of Bayardo, Ma and
 Srikant (2007), Scaling up all pairs similarity search, which leaves the answer exact.
@@ -15,12 +21,24 @@ from collections import Counter, defaultdict
 from collections.abc import Iterable, Sequence
 
 from tidegate.core.chat import content_text
+from tidegate.core.hashing import content_hash
 from tidegate.core.types import Messages
 
 THRESHOLD = 0.8
 
-_WORD = re.compile(r"\w+|[^\w\s]")
 _SIZE = 3
+_UNSPACED = (
+    "\u0e00-\u0eff\u1000-\u109f\u1780-\u17ff"  # Thai and Lao, Burmese, Khmer
+    "\u3040-\u30ff\u31f0-\u31ff\uff66-\uff9f"  # kana
+    "\u3005\u3007\u3400-\u4dbf\u4e00-\u9fff\uf900-\ufaff\U00020000-\U0003ffff"  # Chinese characters
+)
+_NUMERALS = "〇零一二两三四五六七八九十百千万亿"
+_WORD = re.compile(rf"[{_NUMERALS}]+|(?!\d)[{_UNSPACED}]|(?:\d|(?![{_UNSPACED}])\w)+|[^\w\s]")
+_HAS_UNSPACED = re.compile(rf"(?!\d)[{_UNSPACED}]")
+_NUMBER = re.compile(rf"\d+|[{_NUMERALS}]+")
+_ONE = "一"  # alone it is more often a part of a word, as in "together", than a number
+_GREETING = r"(?:hi|hello|hey|good (?:morning|afternoon|evening))(?: there)?\s*[,.!]+(?!\S)|[你您]好|こんにちは"
+_OPENING = re.compile(rf"(?:(?:{_GREETING})[\s,.!\uff0c\u3002\uff01\u3001]*|please,?\s+)+")
 
 
 def shingles(messages: Messages) -> frozenset[str]:
@@ -30,10 +48,20 @@ def shingles(messages: Messages) -> frozenset[str]:
     everything alike.
     """
     said = [message for message in messages if message.get("role") == "user"]
-    words = [word for message in said for word in _WORD.findall(content_text(message.get("content")).casefold())]
+    words = [word for message in said for word in _words(content_text(message.get("content")).casefold())]
     if len(words) < _SIZE:
         return frozenset({" ".join(words)})
-    return frozenset(" ".join(words[start : start + _SIZE]) for start in range(len(words) - _SIZE + 1))
+    numbers = [number for word in words for number in _NUMBER.findall(word) if number != _ONE]
+    mark = content_hash(numbers)[:16]
+    grams = (" ".join(words[start : start + _SIZE]) for start in range(len(words) - _SIZE + 1))
+    return frozenset(f"{gram} {mark}" if _HAS_UNSPACED.search(gram) else gram for gram in grams)
+
+
+def _words(text: str) -> list[str]:
+    """Words, numbers and marks in order, without what opens the text; a text that is nothing else stays whole."""
+    text = text.strip()
+    opening = _OPENING.match(text)
+    return _WORD.findall(text, opening.end() if opening else 0) or _WORD.findall(text)
 
 
 class PromptIndex:
