@@ -208,6 +208,7 @@ def remove_field(index: int, name: str) -> Callable[[list[dict[str, Any]]], None
         (set_field(4, "outcomes", "anchor", "luck", to=[]), r"record 5 .*is malformed: .* hold \['luck'\]"),
         (set_field(4, "outcomes", "kind", to=[2] * 60), r"record 5 .*is malformed: kind holds numbers from 2 to 2"),
         (set_field(4, "outcomes", "tasks", to=["b", "a"]), r"record 5 .*is malformed: tasks are not in rising order"),
+        (set_field(4, "policy", "ledger", "looks_per_window", to=10**400), r"record 5 .*is malformed: .*too large"),
         (set_field(4, "outcomes", to=7), r"record 5 .*is malformed"),
         (set_field(4, "outcomes", to={}), r"record 5 .*lacks the field 'tasks'"),
         (set_field(4, "salt", to="other"), r"record 5 .*field 'commitment'"),

@@ -59,6 +59,32 @@ def test_a_record_that_was_rehashed_breaks_the_next_link():
         verify_chain(records)
 
 
+def nested(depth: int) -> list[object]:
+    inner: list[object] = []
+    for _ in range(depth):
+        inner = [inner]
+    return inner
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"time": None},
+        {"time": "x"},
+        {"time": float("inf")},
+        {"time": 10**400},
+        {"body": {"n": float("nan")}},
+        {"body": {"n": nested(100_000)}},
+    ],
+    ids=["none", "text", "infinite", "too large", "not a number", "too deep"],
+)
+def test_a_record_that_has_no_hash_is_named(change: dict[str, object]):
+    records = chain(5)
+    records[2] = replace(records[2], **change)
+    with pytest.raises(AuditError, match="audit record 3 has no hash"):
+        verify_chain(records)
+
+
 @pytest.mark.parametrize("missing", [0, 2])
 def test_a_missing_record_is_found(missing: int):
     records = chain(5)

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import asdict
 from pathlib import Path
+from types import UnionType
 
 from tidegate.app.layout import DataDirectory
 from tidegate.artifacts import read_json, write_atomically
@@ -126,6 +127,25 @@ def read_audit_file(path: Path) -> Iterator[AuditRecord]:
         raise AuditError(f"audit log {str(path)!r} cannot be read: {error}") from error
     for number, line in enumerate(lines, start=1):
         try:
-            yield AuditRecord(**json.loads(line))
-        except (ValueError, TypeError) as error:
+            yield _record(AuditRecord(**json.loads(line)))
+        except (ValueError, TypeError, RecursionError) as error:
             raise AuditError(f"{path}:{number}: not an audit record: {error}") from error
+
+
+_FIELDS: Mapping[str, tuple[type | UnionType, str]] = {
+    "seq": (int, "a whole number"),
+    "prev_hash": (str, "text"),
+    "time": (int | float, "a number"),
+    "kind": (str, "text"),
+    "body": (dict, "an object"),
+    "hash": (str, "text"),
+}
+
+
+def _record(read: AuditRecord) -> AuditRecord:
+    """``read`` itself; TypeError where a field has another type than records have."""
+    for name, (accepted, words) in _FIELDS.items():
+        value = getattr(read, name)
+        if not isinstance(value, accepted):
+            raise TypeError(f"{name} = {value!r:.80}; {words} is accepted")
+    return read

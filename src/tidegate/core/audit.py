@@ -39,7 +39,7 @@ def next_record(head: AuditRecord | None, *, kind: str, body: JsonObject, time: 
     try:
         normal = json.loads(canonical_json(dict(body)))
         digest = record_hash(seq=seq, prev_hash=prev_hash, time=time, kind=kind, body=normal)
-    except (TypeError, ValueError) as error:
+    except (TypeError, ValueError, OverflowError, RecursionError) as error:
         raise AuditError(
             f"audit record of kind {kind!r} cannot be written as JSON: {error}; finite numbers, text, lists and "
             "objects are accepted"
@@ -79,9 +79,15 @@ def check_link(record: AuditRecord, *, seq: int, prev_hash: str) -> None:
             f"audit record {record.seq} names {record.prev_hash!r} as its predecessor's hash; {prev_hash!r} is "
             f"expected: record {record.seq} or {seq} was changed"
         )
-    digest = record_hash(
-        seq=record.seq, prev_hash=record.prev_hash, time=record.time, kind=record.kind, body=record.body
-    )
+    try:
+        digest = record_hash(
+            seq=record.seq, prev_hash=record.prev_hash, time=record.time, kind=record.kind, body=record.body
+        )
+    except (TypeError, ValueError, OverflowError, RecursionError) as error:
+        raise AuditError(
+            f"audit record {record.seq} has no hash: {error}; a finite time and a body of finite numbers, text, lists "
+            "and objects are accepted"
+        ) from error
     if record.hash != digest:
         raise AuditError(
             f"audit record {record.seq} has the hash {record.hash!r}, its content gives {digest!r}: "

@@ -49,7 +49,7 @@ def parse_policy(text: str, *, source: str) -> Policy:
     """
     try:
         values: dict[str, Any] = tomllib.loads(text)
-    except tomllib.TOMLDecodeError as error:
+    except (tomllib.TOMLDecodeError, RecursionError) as error:
         raise PolicyError(f"gate policy {source!r} is not TOML: {error}; {_HINT}") from error
     try:
         return _POLICY.validate_json(canonical_json(values))

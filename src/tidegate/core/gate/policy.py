@@ -10,14 +10,14 @@ from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
 from typing import Annotated, Any, ClassVar, Literal
 
-from annotated_types import Ge, Gt, Lt
+from annotated_types import Ge, Gt, Le, Lt
 
 from tidegate.core.hashing import canonical_json, content_hash
 from tidegate.core.statistics import ErrorRate
 
 Share = Annotated[float, Ge(0.0), Lt(1.0)]
 Margin = Annotated[float, Gt(0.0), Lt(1.0)]
-Count = Annotated[int, Ge(1)]
+Count = Annotated[int, Ge(1), Le(10**9)]  # more can be neither asked nor waited for, and still divides a float
 Factor = Annotated[float, Gt(1.0)]
 Bet = Annotated[float, Gt(0.0), Lt(1.0)]
 
@@ -118,7 +118,7 @@ class CollapseRules:
     __pydantic_config__: ClassVar[Mapping[str, Any]] = _STRICT
 
     tasks: Count
-    samples: Annotated[int, Ge(2)]
+    samples: Annotated[int, Ge(2), Le(10**9)]
     max_pass_at_k_drop: Margin
     min_strategies: Share
     max_slices_lost: Share

@@ -149,7 +149,7 @@ def _recomputed(record: AuditRecord, recomputation: Recomputation, state: GateSt
         return recomputation.derive({name: record.body[name] for name in recomputation.given}, state)
     except KeyError as error:
         raise AuditError(f"audit record {record.seq} ({record.kind}) lacks the field {error}") from error
-    except (TypeError, ValueError, AttributeError) as error:
+    except (TypeError, ValueError, AttributeError, ArithmeticError) as error:
         raise AuditError(f"audit record {record.seq} ({record.kind}) is malformed: {error}") from error
     except AuditError as error:
         raise AuditError(f"audit record {record.seq} ({record.kind}) does not fit the log: {error}") from error
