@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import itertools
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Collection, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -353,7 +353,9 @@ class GateWorld:
         ref = adapter(name)
         return make_candidate(ref), Arm.of(ref, base_sha256=BASE)
 
-    async def certify(self, name: str, skill: float, traffic: Sequence[tuple[str, Task]]) -> Any:
+    async def certify(
+        self, name: str, skill: float, traffic: Sequence[tuple[str, Task]], *, in_the_open: Collection[str] = ()
+    ) -> Any:
         candidate, arm = self.challenger(name, skill)
         return await self.gate().certify_candidate(
             candidate,
@@ -361,6 +363,7 @@ class GateWorld:
             champion=self.champion,
             anchor=self.anchor,
             tasks=traffic,
+            asked_in_the_open=lambda task: task.id in in_the_open,
             decoding=Sampling(temperature=0.9, stop=("END",), seed=3, n=4),
         )
 

@@ -10,16 +10,16 @@ from pathlib import Path
 from gate_engine import BASE, GateWorld, adapter, make_candidate, sealed_traffic
 from store_samples import interaction, release
 from tidegate.config import Settings
+from tidegate.core.gate import gate_state
 from tidegate.core.types import CandidateState, Interaction, JsonObject, Messages, Split, Task
 from tidegate.cycle.machine import CycleOutcome, Step, StepResult
 from tidegate.cycle.stages import CycleStages
 from tidegate.cycle.steps import cycle_steps
+from tidegate.cycle.unseen import NEARLY, SAME
 from tidegate.gate import Gate, KeyPair
 from tidegate.stores.memory import MemoryReleaseStore, MemoryTrajectoryStore
 
 CANDIDATE = make_candidate(adapter("trained"))
-
-SAME, NEARLY = "also asked by train or dev users", "nearly asked by train or dev users"
 
 
 def asked(tasks: Sequence[tuple[str, Task]], split: Split) -> list[Interaction]:
@@ -101,6 +101,19 @@ async def test_nearly_the_same_words_under_another_id_are_left_out_and_counted(t
     result = await certified(world, train=said[:4], dev=said[4:], sealed=48)
     assert result.output["excluded"] == {SAME: 0, NEARLY: 6}
     assert len(judged(world)) == 42
+
+
+async def test_tasks_of_the_open_set_that_were_asked_since_it_opened_close_it(tmp_path: Path) -> None:
+    world = GateWorld(key=KeyPair.load_or_create(tmp_path / "gate.pem"))
+    await world.certify("before", 0.4, sealed_traffic(48))
+    tasks = [task for _, task in sealed_traffic(48)]
+    nearly = replace(tasks[1], id="copy", messages=shouted(tasks[1]))
+    result = await certified(world, train=tasks[:1], dev=[nearly], sealed=120)
+    assert result.output["reply"] == "promote"
+    first, second = gate_state(world.audit.read()).epochs
+    assert first.closed == "2 of 48 tasks were asked by train or dev users too"
+    assert second.closed == "promotion"
+    assert set(judged(world)).isdisjoint(task.id for task in tasks)
 
 
 def shouted(task: Task) -> Messages:

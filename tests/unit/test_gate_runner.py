@@ -53,6 +53,11 @@ def world(tmp_path: Path) -> GateWorld:
     return GateWorld(key=KeyPair.load_or_create(tmp_path / "gate.pem"))
 
 
+def nobody_asked(task: Task) -> bool:
+    del task
+    return False
+
+
 def decisions(world: GateWorld) -> list[Any]:
     return [record for record in world.audit.read() if record.kind == "decision"]
 
@@ -154,6 +159,7 @@ async def test_decoding_is_fixed_when_an_epoch_opens(world: GateWorld) -> None:
         champion=world.champion,
         anchor=world.anchor,
         tasks=sealed_traffic(60),
+        asked_in_the_open=nobody_asked,
         decoding=Sampling(temperature=0.1),
     )
     settings = {(r.sampling.temperature, r.sampling.n, r.sampling.stop) for r in world.engine.requests}
@@ -298,6 +304,19 @@ async def test_a_challenger_that_is_refused_anyway_is_asked_nothing_more(world: 
     assert len(world.engine.requests) == 180
     assert (result.record.body["samples"], result.record.body["not_measured"]) == (None, ["canary", "collapse"])
     assert verify_audit(world.audit.read()).decisions == 1
+
+
+async def test_progress_does_not_tell_which_test_a_challenger_failed(tmp_path: Path) -> None:
+    told: list[list[tuple[str, int, int]]] = []
+    for name, skill in (("bad", 0.1), ("narrow", 0.8), ("good", 0.8)):
+        world = GateWorld(key=KeyPair.load_or_create(tmp_path / f"{name}.pem"), policy=make_policy(collapse=COLLAPSE))
+        world.engine.entropy["narrow"] = 0.1
+        result = await world.certify(name, skill, sealed_traffic(60))
+        assert (result.reply is Reply.PROMOTE) is (name == "good")
+        assert (result.record.body["samples"] is None) is (name == "bad")
+        told.append(world.progress)
+    assert told[0] == told[1] == told[2]
+    assert {arm for arm, _, _ in told[0]} == {"challenger", "champion", "anchor"}
 
 
 async def test_the_anchor_is_sampled_once_an_epoch(world: GateWorld) -> None:
@@ -473,6 +492,7 @@ async def test_two_certifications_at_once_take_two_looks(world: GateWorld) -> No
             champion=world.champion,
             anchor=world.anchor,
             tasks=sealed_traffic(60),
+            asked_in_the_open=nobody_asked,
             decoding=Sampling(),
         )
 
@@ -600,6 +620,7 @@ async def test_a_candidate_of_another_base_is_not_judged(world: GateWorld) -> No
             champion=world.champion,
             anchor=world.anchor,
             tasks=sealed_traffic(60),
+            asked_in_the_open=nobody_asked,
             decoding=Sampling(),
         )
 

@@ -13,7 +13,6 @@ from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, replace
 
 from tidegate.core.gate.decisions import Reply, ScreenAbstained, ScreenPassed, reasons_of
-from tidegate.core.selection.near_duplicates import PromptIndex
 from tidegate.core.selection.sifting import KEPT
 from tidegate.core.types import (
     AdapterRef,
@@ -23,12 +22,12 @@ from tidegate.core.types import (
     JsonObject,
     Sampling,
     Split,
-    Task,
 )
 from tidegate.curation import curate, write_batch
 from tidegate.cycle.going_live import canary, publish
 from tidegate.cycle.machine import CycleOutcome, Outputs, Report, Step, StepFunction, StepResult
 from tidegate.cycle.stages import CycleStages, candidate_of, move, served_content
+from tidegate.cycle.unseen import AskedInTheOpen, unseen
 from tidegate.gate import Arm
 from tidegate.ports import CycleStore
 from tidegate.signals import score_episodes, verdict_key
@@ -227,7 +226,8 @@ async def certify(stages: CycleStages, config: JsonObject, outputs: Outputs, rep
     candidate = candidate_of(stages, outputs)
     episodes = await asyncio.to_thread(stages.sealed_episodes)
     replayable = [episode for episode in episodes if episode.task is not None]
-    tasks, excluded = await asyncio.to_thread(_unseen, stages, replayable)
+    asked = await asyncio.to_thread(AskedInTheOpen, stages.trajectories)
+    tasks, excluded = await asyncio.to_thread(unseen, asked, replayable)
     champion = served_content(stages, "champion")
     async with stages.open_gate(_progress(report)) as gate:
         certified = await gate.certify_candidate(
@@ -236,6 +236,7 @@ async def certify(stages: CycleStages, config: JsonObject, outputs: Outputs, rep
             champion=_arm(stages, champion),
             anchor=_arm(stages, served_content(stages, "anchor")),
             tasks=tasks,
+            asked_in_the_open=asked.holds,
             decoding=traffic_decoding(replayable),
         )
     # The log keeps the evidence; the proposing side, which this output is, learns one word.
@@ -277,29 +278,6 @@ def traffic_decoding(episodes: Sequence[Episode]) -> Sampling:
 
 def _window(stages: CycleStages, config: JsonObject, splits: Sequence[Split]) -> list[Episode]:
     return stages.trajectories.list_episodes(splits=splits, after=config["after"], until=config["until"])
-
-
-def _unseen(stages: CycleStages, replayable: Sequence[Episode]) -> tuple[list[tuple[str, Task]], dict[str, int]]:
-    """Sealed tasks that no user of the other splits asked, not even in nearly the same words, and how many did.
-
-    An answer to one that was asked in the open may have been learnt by heart. It is the sealed side that gives way:
-    curation could only drop the other copy if it were told what is sealed.
-    """
-    in_the_open = stages.trajectories.list_episodes(splits=(Split.TRAIN, Split.DEV))
-    open_tasks = {episode.task.id: episode.task for episode in in_the_open if episode.task is not None}
-    index = PromptIndex(task.messages for task in open_tasks.values())
-    tasks: list[tuple[str, Task]] = []
-    excluded: Counter[str] = Counter({"also asked by train or dev users": 0, "nearly asked by train or dev users": 0})
-    for episode in replayable:
-        if episode.task is None:
-            continue
-        if episode.task.id in open_tasks:
-            excluded["also asked by train or dev users"] += 1
-        elif index.has_near(episode.task.messages):
-            excluded["nearly asked by train or dev users"] += 1
-        else:
-            tasks.append((episode.user_key, episode.task))
-    return tasks, dict(excluded)
 
 
 def _dev_episodes(stages: CycleStages, config: JsonObject) -> list[Episode]:

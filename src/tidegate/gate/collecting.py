@@ -31,7 +31,7 @@ class Collector:
 
     async def answers(
         self,
-        name: str,
+        name: str | None,
         arm: Arm,
         tasks: Sequence[Task],
         sampling: SamplingOf,
@@ -42,7 +42,7 @@ class Collector:
         """An arm's answers by task id.
 
         Args:
-            name: of the arm, for progress.
+            name: of the arm, for progress; None tells nobody.
             arm: who answers.
             tasks: what is asked.
             sampling: decoding settings of each call.
@@ -60,7 +60,8 @@ class Collector:
             if epoch_id is not None:
                 await asyncio.to_thread(self._sealed.save_answers, epoch_id, [answer])
             done += 1
-            self._on_progress(name, done, len(tasks))
+            if name is not None:
+                self._on_progress(name, done, len(tasks))
 
         missing = [task for task in tasks if task.id not in kept]
         asked = await ask(
@@ -74,7 +75,7 @@ class Collector:
         """Several answers of both arms to the tasks that the epoch fixed for it.
 
         The first sample is the answer that was asked for anyway; the others have seeds of their own, the same ones
-        for both arms.
+        for both arms. Nobody is told of progress: that these answers are asked for shows that all else was passed.
         """
         chosen = sampled_tasks((task.id for task in tasks), commitment=epoch.commitment, limit=rules.tasks)
         asked = [task for task in tasks if task.id in set(chosen)]
@@ -83,8 +84,7 @@ class Collector:
         for name, arm in (("challenger", challenger), ("anchor", anchor)):
             for sample in range(rules.samples):
                 seed = epoch.commitment if sample == 0 else f"{epoch.commitment}\nsample {sample}"
-                title = f"{name}, sample {sample + 1} of {rules.samples}"
                 samples[name].append(
-                    await self.answers(title, arm, asked, seeded(decoding, seed), epoch_id=epoch.id, sample=sample)
+                    await self.answers(None, arm, asked, seeded(decoding, seed), epoch_id=epoch.id, sample=sample)
                 )
         return measure_samples(chosen, **samples)

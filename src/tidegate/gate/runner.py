@@ -8,7 +8,8 @@ call finds and goes on from; a decision that was recorded is returned, never tak
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping, Sequence
+import math
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -59,6 +60,7 @@ from tidegate.gate.keys import KeyPair
 from tidegate.ports import AuditLog, Engine, SealedStore
 
 _DAY_S = 86400.0
+_MAX_SEEN_SHARE = 0.01  # of an epoch's tasks; one is always borne, or a chance repetition would end a small epoch
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -104,7 +106,8 @@ class Gate:
             key: signs gate certificates.
             grading: verifiers, environments and limits of an evaluation.
             clock: Unix seconds, for records.
-            on_progress: told about answers as they come.
+            on_progress: told about answers as they come, but not about those that only a challenger is asked for
+                which passed everything else: who proposes may listen.
         """
         self._policy = policy
         self._journal = Journal(audit, clock)
@@ -198,13 +201,15 @@ class Gate:
         champion: Arm,
         anchor: Arm,
         tasks: Sequence[tuple[str, Task]],
+        asked_in_the_open: Callable[[Task], bool],
         decoding: Sampling,
     ) -> Certified:
         """Look at a sealed set and decide.
 
-        The open epoch is used while it lasts; otherwise a new one is opened from the tasks that no epoch held
-        before, one a user. With too few of them the gate abstains and no look is spent. A look that was taken
-        at this adapter against the same champion and anchor under this policy stands and is returned.
+        The open epoch is used while it lasts and hardly any of its tasks was asked in the open; otherwise a new one is
+        opened from the tasks that no epoch held before, one a user. With too few of them the gate abstains and no look
+        is spent. A look that was taken at this adapter against the same champion and anchor under this policy stands
+        and is returned.
 
         Args:
             candidate: what is proposed.
@@ -212,6 +217,8 @@ class Gate:
             champion: what serves now.
             anchor: the last release that a person signed.
             tasks: (user key, replayable task) of the sealed users' traffic.
+            asked_in_the_open: whether users whose traffic trains or is seen asked a task too, or almost the same; its
+                answer may have been learnt by heart.
             decoding: the traffic's sampling settings; fixed for an epoch when it opens.
 
         Raises:
@@ -246,7 +253,7 @@ class Gate:
                     f"sealed tasks are scored by {', '.join(disbelieved)}, which people have invalidated: nothing is "
                     "judged by it. Install another version, or leave those tasks out of the traffic"
                 )
-            state, epoch, available = await self._epoch(state, tasks, decoding)
+            state, epoch, available = await self._epoch(state, tasks, asked_in_the_open, decoding)
             arms = {"challenger": challenger, "champion": champion, "anchor": anchor}
             given = await self._sealed_evidence(candidate, arms, epoch, available)
             given["samples"] = await self._samples(given, state, arms)
@@ -289,10 +296,14 @@ class Gate:
             return encode_samples(await self._collector.samples(challenger, anchor, tasks, epoch, rules))
 
     async def _epoch(
-        self, state: GateState, offered: Sequence[tuple[str, Task]], decoding: Sampling
+        self,
+        state: GateState,
+        offered: Sequence[tuple[str, Task]],
+        asked_in_the_open: Callable[[Task], bool],
+        decoding: Sampling,
     ) -> tuple[GateState, Epoch | None, int]:
         """The state to decide in, and the epoch to look at with its size, or None and how many tasks there are."""
-        state = await self._without_expired(state)
+        state = await self._without_seen(await self._without_expired(state), asked_in_the_open)
         current = state.open_epoch(self._policy)
         if current is not None:
             return state, current, current.size
@@ -317,8 +328,10 @@ class Gate:
             "grading": self._grading.fingerprint(tasks),
             "policy_hash": self._policy.hash,
         }
-        state = fold(state, await self._journal.append_after(state, EPOCH_OPENED, body))
-        return state, state.open_epoch(self._policy), len(tasks)
+        opened = fold(state, await self._journal.append_after(state, EPOCH_OPENED, body))
+        # Tasks that a process left when it died may have been asked in the open since.
+        state = await self._without_seen(opened, asked_in_the_open)
+        return state, state.open_epoch(self._policy), len(tasks) if state is opened else 0
 
     async def _without_expired(self, state: GateState) -> GateState:
         """Close the open epoch if it is older than the policy allows."""
@@ -327,6 +340,18 @@ class Gate:
         if current is None or age_s <= self._policy.sealed.max_age_days * _DAY_S:
             return state
         body = {"epoch": current.id, "reason": f"expired after {age_s / _DAY_S:.1f} days"}
+        return fold(state, await self._journal.append_after(state, EPOCH_CLOSED, body))
+
+    async def _without_seen(self, state: GateState, asked_in_the_open: Callable[[Task], bool]) -> GateState:
+        """Close the open epoch if more than a few of its tasks were asked in the open since it opened."""
+        current = state.open_epoch(self._policy)
+        if current is None:
+            return state
+        tasks = await asyncio.to_thread(self._sealed.epoch_tasks, current.id)
+        seen = await asyncio.to_thread(lambda: sum(map(asked_in_the_open, tasks)))
+        if seen <= max(1, math.floor(_MAX_SEEN_SHARE * len(tasks))):
+            return state
+        body = {"epoch": current.id, "reason": f"{seen} of {len(tasks)} tasks were asked by train or dev users too"}
         return fold(state, await self._journal.append_after(state, EPOCH_CLOSED, body))
 
     async def _released(self, state: GateState, wanted: int) -> list[Task]:
