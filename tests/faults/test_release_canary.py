@@ -7,7 +7,14 @@ from pathlib import Path
 import pytest
 
 from release_world import World
-from tidegate.core.errors import CertificateError, ConflictError, EngineError, StoreError, VoidCertificateError
+from tidegate.core.errors import (
+    CertificateError,
+    ConflictError,
+    EngineError,
+    NotFoundError,
+    StoreError,
+    VoidCertificateError,
+)
 from tidegate.core.gate.live_assignment import Assignment, LiveArm
 from tidegate.core.types import CandidateState, JsonObject, Release
 from tidegate.release import ANCHOR, BARE_BASE, CANARY, CHAMPION, PREVIOUS, CertificateCheck, Division
@@ -59,6 +66,21 @@ async def test_a_canary_is_loaded_and_named_and_gets_no_traffic_by_itself(world:
     assert (world.state(first), world.state(second)) == (CandidateState.CHAMPION, CandidateState.CANARY)
     assert world.serving() == FIRST
     assert {alias: r.id for alias, r in (await world.publisher.served()).items()} == world.store.aliases()
+
+
+@pytest.mark.parametrize("restarted", [False, True])
+async def test_nobody_finds_a_canary_by_its_id_until_it_is_promoted(world: World, restarted: bool) -> None:
+    await with_canary(world)
+    if restarted:
+        world.start()
+        await world.publisher.reconcile()
+        await world.publisher.divide(everybody(SECOND))
+    assert SECOND not in {name for name, _ in world.router.models()}
+    with pytest.raises(NotFoundError):
+        world.router.resolve(SECOND, episode_id="e", user_key="u")
+    assert begins_on(world) == SECOND
+    await world.publisher.end_canary(CandidateState.CHAMPION, reason="better")
+    assert world.router.resolve(SECOND, episode_id="e", user_key="u").release_id == SECOND
 
 
 async def test_a_promoted_canary_is_the_champion_without_loading_anything(world: World) -> None:

@@ -93,7 +93,6 @@ async def test_rollback_is_a_new_release_of_the_old_content_and_can_be_undone(wo
     back = await world.publisher.rollback(None, "users complain")
     assert (back.number, back.adapter_sha256, back.restores) == (3, one.adapter_sha256, one.id)
     assert world.serving() == one.id  # the name of the content in the engine: nothing is loaded twice
-    assert len(world.engine.shelf) == 2
     assert world.engine.loads == loads + 1  # a no-op for an engine that holds it
     assert (world.state(first), world.state(second)) == (CandidateState.CHAMPION, CandidateState.ROLLED_BACK)
     world.now += 20
@@ -101,6 +100,55 @@ async def test_rollback_is_a_new_release_of_the_old_content_and_can_be_undone(wo
     assert (again.adapter_sha256, again.restores) == (two.adapter_sha256, two.id)
     assert world.serving() == two.id
     assert world.state(second) is CandidateState.CHAMPION
+
+
+@pytest.mark.parametrize("pinned", [False, True])
+async def test_what_was_rolled_back_has_no_address_and_is_not_loaded_again(world: World, pinned: bool) -> None:
+    one = await world.publish(world.certified("1", kind="person"))
+    two = await world.publish(world.certified("2", kind="person"))
+    assert world.store.aliases()[ANCHOR] == two.id
+    if pinned:
+        world.router.resolve("champion", episode_id="begun", user_key="u")
+    back = await world.publisher.rollback(None, "bad")
+    assert {name for name, _ in world.router.models()} == {"m", CHAMPION, back.id}
+    with pytest.raises(NotFoundError):
+        world.router.resolve(two.id, episode_id="e", user_key="u")
+    assert (two.id in world.engine.shelf) is pinned
+    if pinned:
+        assert world.router.resolve("champion", episode_id="begun", user_key="u").release_id == two.id
+    world.start()
+    await world.publisher.reconcile()
+    assert sorted(world.engine.shelf) == [one.id]
+    with pytest.raises(ConflictError, match="no previous champion"):
+        await world.publisher.rollback(None, "again")
+    again = await world.publisher.promote(two.id)
+    assert (world.serving(), world.store.aliases()[PREVIOUS]) == (two.id, back.id)
+    assert again.id in {name for name, _ in world.router.models()}
+
+
+async def test_an_anchor_that_was_rolled_back_is_unloaded_after_its_last_user(world: World) -> None:
+    await world.publish(world.certified("1"))
+    two = await world.publish(world.certified("2", kind="person"))
+    world.router.resolve("champion", episode_id="begun", user_key="u")
+    await world.publisher.rollback(None, "bad")
+    world.now += 20  # the episode is over
+    await world.publish(world.certified("3"))
+    assert world.store.aliases()[ANCHOR] == two.id
+    assert two.id not in world.engine.shelf
+
+
+async def test_a_rollback_takes_the_address_away_even_when_the_store_fails_after_it(world: World) -> None:
+    await world.publish(world.certified("1"))
+    two = await world.publish(world.certified("2"))
+    world.store.fails_in = "set_candidate_state"
+    with pytest.raises(StoreError):
+        await world.publisher.rollback(None, "bad")
+    with pytest.raises(NotFoundError):
+        world.router.resolve(two.id, episode_id="e", user_key="u")
+    world.store.fails_in = None
+    with pytest.raises(ConflictError, match="no previous champion"):
+        await world.publisher.rollback(None, "bad")
+    assert world.state("cand-22222222") is CandidateState.ROLLED_BACK
 
 
 async def test_rollback_to_the_bare_base_works_too(world: World) -> None:

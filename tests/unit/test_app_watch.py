@@ -362,12 +362,14 @@ async def test_a_champion_whose_certificate_falls_is_replaced_while_a_canary_run
 
 async def test_a_holdback_whose_certificate_falls_ends_and_does_not_begin_again(tmp_path: Path) -> None:
     world = await steady_world(tmp_path)
+    world.releases.store.move_aliases({ANCHOR: "m-r0-base"}, reason="another anchor", time=0.0)
     disbelieve(world, "1")
     for _ in range(2):
         await world.gate.step()
     assert world.trial.decision == "inconclusive"
     assert world.releases.router.division is None
-    assert world.releases.router.champion == SECOND
+    assert [one.release_id for one in world.releases.router.loaded()] == [SECOND]
+    assert world.releases.store.aliases()[PREVIOUS] == world.releases.router.champion == SECOND
 
 
 async def test_a_bad_champion_goes_even_when_the_one_before_it_may_not_be_served(tmp_path: Path) -> None:
@@ -519,7 +521,8 @@ async def test_an_operators_rollback_ends_the_trial_and_holds_nobody_back_on_wha
         await world.gate.step()
     assert (world.trial.decision, "champion changed" in world.trial.reason) == ("inconclusive", True)
     assert world.releases.router.division is None
-    assert world.releases.store.aliases()[PREVIOUS] == SECOND
+    aliases = world.releases.store.aliases()
+    assert aliases[PREVIOUS] == aliases[CHAMPION]
 
 
 async def test_another_champion_ends_a_canary(world: LiveWorld) -> None:

@@ -73,7 +73,10 @@ def test_release_in_use_is_not_removed(router: Router, clock: Clock) -> None:
     router.point_champion_at("r2")
     with router.lease("r1"):
         assert not router.remove("r1")
-    resolved(router, "r1", "explicit")
+        assert "r1" in {release.release_id for release in router.loaded()}
+        with pytest.raises(NotFoundError):  # but nobody new finds it
+            resolved(router, "r1", "explicit")
+        assert "r1" not in dict(router.models())
     assert router.remove("r1")
     with pytest.raises(NotFoundError):
         resolved(router, "r1")

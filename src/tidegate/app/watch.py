@@ -155,10 +155,10 @@ class LiveGate:
             if running is None:
                 if CHAMPION in fallen:
                     raise fallen[CHAMPION]
-                await self._start_steady(fallen)
+                await self._start_steady()
                 return
             served = await self._publisher.served()
-            interruption = _interruption(running, served) or _fallen_arm(running, served, fallen)
+            interruption = _interruption(running, served) or _fallen_arm(served, fallen)
             if interruption is None:
                 await self._divide(running)
             await self._look(running, interruption=interruption)
@@ -187,7 +187,7 @@ class LiveGate:
         return self._log.state
 
     async def _fallen(self) -> dict[str, CertificateError]:
-        """Why what is served may be served no longer, by alias; a champion that was replaced is not among them."""
+        """Why what is served may be served no longer, by alias; what was replaced or forgotten is not among them."""
         served = await self._publisher.served()
         fallen = await asyncio.to_thread(fallen_certificates, self._check_certificate, served)
         void = fallen.get(CHAMPION)
@@ -195,6 +195,8 @@ class LiveGate:
             _log.warning("%s is not served any more: %s", served[CHAMPION].id, void)
             await self._publisher.replace_void(void)
             del fallen[CHAMPION]
+        elif PREVIOUS in fallen:
+            await self._publisher.forget_previous(f"its certificate does not stand: {fallen.pop(PREVIOUS)}")
         return fallen
 
     async def _carry_out(self) -> None:
@@ -211,10 +213,10 @@ class LiveGate:
         assert trial is not None  # noqa: S101 - a trial that ran stays the last one
         return trial
 
-    async def _start_steady(self, fallen: Mapping[str, CertificateError]) -> None:
+    async def _start_steady(self) -> None:
         """Compare the champion with the release before it, unless that was taken back or nothing asks for it."""
         policy = steady_policy(self._policy, self._log.state)
-        if policy.holdback == "none" or PREVIOUS in fallen:
+        if policy.holdback == "none":
             return
         served = await self._publisher.served()
         champion, previous = served[CHAMPION], served.get(PREVIOUS)
@@ -343,9 +345,9 @@ class LiveGate:
         return answers, len(wanted - set(answers))
 
 
-def _fallen_arm(trial: Trial, served: Mapping[str, Release], fallen: Mapping[str, CertificateError]) -> str | None:
+def _fallen_arm(served: Mapping[str, Release], fallen: Mapping[str, CertificateError]) -> str | None:
     """Why an arm of a trial may be served no longer: what it was certified by is not believed any more."""
-    for alias in (CHAMPION, CANARY if trial.kind == "canary" else PREVIOUS):
+    for alias in (CHAMPION, CANARY):
         if alias in fallen:
             return f"the certificate of {served[alias].id!r} does not stand: {fallen[alias]}"
     return None

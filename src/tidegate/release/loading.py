@@ -52,15 +52,15 @@ class Loader:
         self._adapters_dir = adapters_dir
         self._probe_prompts = probe_prompts
 
-    async def add(self, release: Release) -> None:
-        """Load what an alias names already, and make it addressable."""
+    async def add(self, release: Release, *, named: bool = True) -> None:
+        """Load what an alias names already, and make it addressable, unless ``named`` not by its id."""
         routed = await self.load(release, await self.engine_name(release))
-        self._router.add(routed, created_at=release.created_at)
+        self._router.add(routed, created_at=release.created_at, named=named)
 
-    async def add_if_standing(self, release: Release) -> bool:
+    async def add_if_standing(self, release: Release, *, named: bool = True) -> bool:
         """Load a release that an alias names, unless its certificate is void; whether it was loaded."""
         try:
-            await self.add(release)
+            await self.add(release, named=named)
         except VoidCertificateError as void:
             _log.warning("%s is not loaded: %s", release.id, void)
             return False
@@ -126,9 +126,11 @@ class Loader:
 
     async def unload_unneeded(self) -> None:
         """Drop releases that no alias names and nobody uses; the engine forgets content with its last release."""
-        wanted = set((await self._records.aliases()).values())
+        named = set((await self._records.aliases()).values())
+        wanted = [one for one in await self._records.releases() if one.id in named]
+        kept_ids = {one.id for one in wanted if not await self._records.is_taken_back(one)}
         for release in self._router.loaded():
-            if release.release_id not in wanted:
+            if release.release_id not in kept_ids:
                 self._router.remove(release.release_id)
         kept = {release.adapter for release in self._router.loaded()}
         try:

@@ -12,9 +12,16 @@ BARE_BASE = "base"
 """What a candidate was judged against when no adapter was served yet."""
 
 
-def as_champion(release: Release, old: Release, aliases: Mapping[str, str]) -> dict[str, str]:
-    """Where aliases point once ``release`` is the champion; that of the canary stays with it while there is none."""
-    targets = {CHAMPION: release.id, PREVIOUS: old.id}
+def as_champion(
+    release: Release, old: Release, aliases: Mapping[str, str], old_state: CandidateState
+) -> dict[str, str]:
+    """Where aliases point once ``release`` is the champion; that of the canary stays with it while there is none.
+
+    What was rolled back is no previous champion that anything falls back to: there is none then, and the alias names
+    the champion.
+    """
+    good = old_state is not CandidateState.ROLLED_BACK
+    targets = {CHAMPION: release.id, PREVIOUS: old.id if good else release.id}
     return {**targets, CANARY: release.id} if aliases.get(CANARY) == old.id else targets
 
 

@@ -97,7 +97,9 @@ class Publisher:
             aliases = await self._records.aliases()
             for alias in (PREVIOUS, ANCHOR, CANARY):
                 if alias in aliases and aliases[alias] not in {loaded.release_id for loaded in self._router.loaded()}:
-                    await self._loader.add_if_standing(await self._records.release(aliases[alias]))
+                    wanted = await self._records.release(aliases[alias])
+                    if not await self._records.is_taken_back(wanted):
+                        await self._loader.add_if_standing(wanted, named=alias != CANARY)
             return champion
 
     async def _standing_champion(self) -> Release:
@@ -114,10 +116,10 @@ class Publisher:
         for one in earlier:
             restored = await self._again(one)
             if await self._loader.add_if_standing(restored):
-                targets = as_champion(restored, champion, aliases)
+                targets = as_champion(restored, champion, aliases, CandidateState.ROLLED_BACK)
                 await self._records.commit(restored, targets, reason=reason, time=self._clock())
                 await self._records.move_candidates(
-                    restored, champion, reason=reason, old_state=CandidateState.ROLLED_BACK, time=self._clock()
+                    restored, reason=reason, old_state=CandidateState.ROLLED_BACK, time=self._clock()
                 )
                 return restored
         raise CertificateError(f"{reason}; nothing else that was released may be served either")
@@ -193,6 +195,24 @@ class Publisher:
         """Serve what still stands in the place of a void champion; CertificateError when nothing does."""
         return await self._to_its_end(self._replace_void(void))
 
+    async def forget_previous(self, reason: str) -> Release:
+        """Serve the previous champion to nobody any more; there is none then, and the champion stays.
+
+        Args:
+            reason: goes into the audit log.
+        """
+        return await self._to_its_end(self._forget_previous(reason))
+
+    async def _forget_previous(self, reason: str) -> Release:
+        async with self._one_at_a_time:
+            aliases = await self._records.aliases()
+            division = self._router.division
+            if division is not None and division.release_id == aliases.get(PREVIOUS):
+                self._router.divide(None)
+            await self._records.move_aliases({PREVIOUS: aliases[CHAMPION]}, reason=reason, time=self._clock())
+            await self._loader.unload_unneeded()
+            return await self._records.release(aliases[CHAMPION])
+
     async def _replace_void(self, void: VoidCertificateError) -> Release:
         async with self._one_at_a_time:
             champion = await self._records.release((await self._records.aliases())[CHAMPION])
@@ -245,7 +265,7 @@ class Publisher:
             aliases = await self._records.aliases()
             champion = await self._records.release(aliases[CHAMPION])
             if champion.adapter_sha256 == content:
-                await self._finish(champion, aliases.get(PREVIOUS), reason=reason, old_state=CandidateState.RETIRED)
+                await self._finish(champion, reason=reason, old_state=CandidateState.RETIRED)
                 return champion
             require_judged_against(candidate, champion, against)
             release = await self._release_of(content)
@@ -289,8 +309,7 @@ class Publisher:
                 await self._records.move_aliases(targets, reason=reason, time=self._clock())
                 self._router.point_champion_at(release.id)
                 self._router.divide(None)
-                old = champion if targets else aliases.get(PREVIOUS)
-                await self._finish(release, old, reason=reason, old_state=CandidateState.RETIRED)
+                await self._finish(release, reason=reason, old_state=CandidateState.RETIRED)
                 return release
             await self._records.move_aliases({CANARY: champion}, reason=reason, time=self._clock())
             await self._records.end_canaries(state, reason=reason, time=self._clock())
@@ -301,26 +320,29 @@ class Publisher:
         async with self._one_at_a_time:
             aliases = await self._records.aliases()
             target = release_id or aliases.get(PREVIOUS)
-            if target is None:
+            if target is None or (release_id is None and target == aliases[CHAMPION]):
+                await self._finish(await self._records.release(aliases[CHAMPION]), reason=reason, old_state=old_state)
                 raise ConflictError("there is no previous champion to roll back to; name a release with 'to'")
             earlier = await self._records.release(target)
             await self._records.require_restorable(earlier)
             champion = await self._records.release(aliases[CHAMPION])
             if champion.adapter_sha256 == earlier.adapter_sha256:
-                await self._finish(champion, aliases.get(PREVIOUS), reason=reason, old_state=old_state)
+                await self._finish(champion, reason=reason, old_state=old_state)
                 raise ConflictError(
                     f"release {earlier.id!r} holds the same content as the champion {champion.id!r}; nothing to do"
                 )
             return await self._swap(await self._again(earlier), champion, reason=reason, old_state=old_state)
 
     async def _swap(self, release: Release, old: Release, *, reason: str, old_state: CandidateState) -> Release:
-        targets = as_champion(release, old, await self._records.aliases())
+        targets = as_champion(release, old, await self._records.aliases(), old_state)
         if release.certificate is not None and release.certificate.get("kind") == "person" and not release.restores:
             targets[ANCHOR] = release.id
         await self._commit_loaded(release, old, targets, reason=reason)
         self._router.point_champion_at(release.id)
         self._router.divide(None)  # whoever compared the old champion with another release compares it no longer
-        await self._finish(release, old.id, reason=reason, old_state=old_state)
+        if old_state is CandidateState.ROLLED_BACK:
+            self._router.remove(old.id)  # at once, whatever the store says to the rest
+        await self._finish(release, reason=reason, old_state=old_state)
         return release
 
     async def _commit_loaded(self, release: Release, old: Release, targets: dict[str, str], *, reason: str) -> None:
@@ -333,15 +355,14 @@ class Publisher:
         except BaseException:
             await self._loader.discard(adapter)
             raise
-        self._router.add(routed, created_at=release.created_at)
+        self._router.add(routed, created_at=release.created_at, named=CHAMPION in targets)
 
-    async def _finish(self, release: Release, old_id: str | None, *, reason: str, old_state: CandidateState) -> None:
+    async def _finish(self, release: Release, *, reason: str, old_state: CandidateState) -> None:
         """Everything after the commit; repeating it after a crash completes it."""
         if self._router.champion != release.id:
             await self._loader.add(release)
             self._router.point_champion_at(release.id)
-        old = None if old_id is None else await self._records.release(old_id)
-        await self._records.move_candidates(release, old, reason=reason, old_state=old_state, time=self._clock())
+        await self._records.move_candidates(release, reason=reason, old_state=old_state, time=self._clock())
         await self._loader.unload_unneeded()
 
     async def _release_of(self, content: str) -> Release:

@@ -181,20 +181,14 @@ class ReleaseRecords:
 
         await asyncio.to_thread(write)
 
-    async def move_candidates(
-        self, release: Release, old: Release | None, *, reason: str, old_state: CandidateState, time: float
-    ) -> None:
-        """The content of ``release`` is the champion, that of ``old`` was; repeating it changes nothing."""
+    async def move_candidates(self, release: Release, *, reason: str, old_state: CandidateState, time: float) -> None:
+        """The content of ``release`` is the champion, and what was it goes; repeating it changes nothing."""
 
         def write() -> None:
             for candidate in self._store.list_candidates():
                 if candidate.adapter_sha256 == release.adapter_sha256:
                     self._store.set_candidate_state(candidate.id, CandidateState.CHAMPION, reasons=(reason,), time=time)
-                elif (
-                    old is not None
-                    and candidate.adapter_sha256 == old.adapter_sha256
-                    and candidate.state is CandidateState.CHAMPION
-                ):
+                elif candidate.state is CandidateState.CHAMPION:
                     self._store.set_candidate_state(candidate.id, old_state, reasons=(reason,), time=time)
 
         await asyncio.to_thread(write)

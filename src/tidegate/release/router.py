@@ -61,6 +61,7 @@ class Router:
         self._ttl_s = episode_ttl_s
         self._clock = clock
         self._loaded: dict[str, tuple[RoutedRelease, float]] = {}
+        self._nameless: set[str] = set()
         self._champion: str | None = None
         self._division: Division | None = None
         self._leases: Counter[str] = Counter()
@@ -72,13 +73,15 @@ class Router:
         """Release id that new episodes begin on."""
         return self._champion
 
-    def add(self, release: RoutedRelease, *, created_at: float) -> None:
-        """Make a loaded release addressable."""
+    def add(self, release: RoutedRelease, *, created_at: float, named: bool = True) -> None:
+        """Make a loaded release addressable; unless ``named`` only through the division, never by its id."""
         self._loaded[release.release_id] = (release, created_at)
+        (self._nameless.discard if named else self._nameless.add)(release.release_id)
 
     def point_champion_at(self, release_id: str) -> None:
         """The swap: every request resolved from now on that is not pinned goes to ``release_id``."""
         self._require_loaded(release_id)
+        self._nameless.discard(release_id)
         self._champion = release_id
 
     @property
@@ -97,11 +100,18 @@ class Router:
         self._division = division
 
     def remove(self, release_id: str) -> bool:
-        """Forget a release unless new episodes begin on it or it is still in use; True when it is gone."""
+        """Forget a release unless new episodes begin on it; True when it is gone.
+
+        One that is still in use answers the episodes that began on it, and nobody else finds it by its id.
+        """
         divided = self._division is not None and self._division.release_id == release_id
-        if release_id == self._champion or divided or self.in_use(release_id):
+        if release_id == self._champion or divided:
+            return False
+        if self.in_use(release_id):
+            self._nameless.add(release_id)
             return False
         self._loaded.pop(release_id, None)
+        self._nameless.discard(release_id)
         return True
 
     def in_use(self, release_id: str) -> bool:
@@ -110,14 +120,15 @@ class Router:
         return self._leases[release_id] > 0 or any(pin.release_id == release_id for pin in self._pins.values())
 
     def loaded(self) -> tuple[RoutedRelease, ...]:
-        """All addressable releases."""
+        """All releases that answer somebody."""
         return tuple(release for release, _ in self._loaded.values())
 
     def models(self) -> list[tuple[str, float]]:
         """Names for ``/v1/models`` with their creation times."""
         created = {release.release_id: at for release, at in self._loaded.values()}
         champion_at = created.get(self._champion or "", 0.0)
-        return [(self._model_name, champion_at), (CHAMPION, champion_at), *sorted(created.items())]
+        named = sorted((name, at) for name, at in created.items() if name not in self._nameless)
+        return [(self._model_name, champion_at), (CHAMPION, champion_at), *named]
 
     def resolve(self, model: str, *, episode_id: str, user_key: str) -> RoutedRelease:
         """Route one request.
@@ -133,7 +144,7 @@ class Router:
         self._resolved += 1
         if self._resolved % _SWEEP_EVERY == 0:
             self._drop_expired_pins()
-        if model in self._loaded:
+        if model in self._loaded and model not in self._nameless:
             return self._loaded[model][0]
         if model not in (self._model_name, CHAMPION):
             names = ", ".join(repr(name) for name, _ in self.models())
