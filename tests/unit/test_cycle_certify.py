@@ -116,5 +116,17 @@ async def test_tasks_of_the_open_set_that_were_asked_since_it_opened_close_it(tm
     assert set(judged(world)).isdisjoint(task.id for task in tasks)
 
 
+async def test_an_abstention_after_answers_were_asked_tells_the_proposing_side_nothing_more(tmp_path: Path) -> None:
+    """What is missing then would say which conditions were met."""
+    world = GateWorld(key=KeyPair.load_or_create(tmp_path / "gate.pem"))
+    world.engine.faults = {(CANDIDATE.id, task.id): "error" for _, task in sealed_traffic(5)}
+    result = await certified(world, train=[], dev=[], sealed=48)
+    assert result.ends is CycleOutcome.ABSTAINED
+    seq = result.output["audit_seq"]
+    assert result.reasons == (
+        f"the gate has not enough evidence; audit record {seq} says to operators what is missing",
+    )
+
+
 def shouted(task: Task) -> Messages:
     return tuple({**message, "content": f"{str(message['content']).upper()} "} for message in task.messages)

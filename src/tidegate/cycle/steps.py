@@ -247,7 +247,12 @@ async def certify(stages: CycleStages, config: JsonObject, outputs: Outputs, rep
         "excluded": excluded,
     }
     if certified.reply is Reply.ABSTAIN:
-        return StepResult(output=output, ends=CycleOutcome.ABSTAINED, reasons=reasons_of(certified.decision))
+        looked = certified.record.body["epoch"] is not None  # what is missing then tells what was there
+        reason = (
+            f"the gate has not enough evidence; audit record {certified.record.seq} says to operators what is missing"
+        )
+        reasons = (reason,) if looked else reasons_of(certified.decision)
+        return StepResult(output=output, ends=CycleOutcome.ABSTAINED, reasons=reasons)
     if certified.reply is Reply.REJECT:
         move(stages, candidate, CandidateState.REJECTED, ("the gate rejected it",))
         reason = f"the gate rejected it; audit record {certified.record.seq} says why to operators"

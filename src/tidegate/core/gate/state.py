@@ -102,7 +102,7 @@ def fold(state: GateState, record: AuditRecord) -> GateState:
         for verifier, version in sorted(fallen):
             state = _without_verifier(state, verifier, version)
         return _moved(state, record.kind, record.body, record.time)
-    except (AttributeError, KeyError, TypeError, ValueError, IndexError) as error:
+    except (ArithmeticError, AttributeError, LookupError, RecursionError, TypeError, ValueError) as error:
         raise AuditError(f"audit record {record.seq} of kind {record.kind!r} is malformed: {error!r}") from error
 
 
