@@ -110,6 +110,8 @@ def test_episodes_are_listed_by_their_first_interaction(store: Store):
     assert [e.id for e in store.list_episodes(splits=[Split.DEV])] == ["d"]
     assert [e.id for e in store.list_episodes(splits=[])] == []
     assert [e.id for e in store.list_episodes(splits=ALL, after=2.0, until=3.0)] == ["a", "c"]
+    active = store.list_episodes(splits=ALL, after=3.0, until=9.0, active=True)
+    assert [(e.id, len(e.interactions)) for e in active] == [("b", 3), ("d", 1)]
 
 
 def test_many_records_in_one_batch(store: Store):

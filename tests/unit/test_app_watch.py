@@ -213,6 +213,24 @@ async def test_trigger_2_personal_data_at_once(world: LiveWorld) -> None:
     assert "e-mail address" in world.trial.reason
 
 
+async def test_trigger_2_personal_data_in_a_later_turn_is_found_once(world: LiveWorld) -> None:
+    (user,) = world.users_of(LiveArm.SUBJECT, 1)
+    first = world.ask(user)
+    await world.gate.step()
+    world.releases.now += 20.0  # longer than a record may be late
+    await world.gate.step()
+    world.ask(user, episode_id=first.episode_id, task=first.task, answer="that is kim@acme.io")
+    reader = world.gate._reader
+    assert reader is not None
+    found = reader.gather(world.trial)
+    assert ([kind for kind, _ in found.leaks], found.units, found.excluded) == (["e-mail address"], (), {})
+    world.releases.now += 1.0
+    assert reader.gather(world.trial).leaks == ()
+    await world.restart()
+    await world.gate.step()
+    assert world.trial.decision == "roll_back"
+
+
 async def test_what_the_champion_lets_out_is_not_the_canarys_fault(world: LiveWorld) -> None:
     (user,) = world.users_of(LiveArm.CONTROL, 1)
     world.ask(user, answer="kim@acme.io")

@@ -96,7 +96,7 @@ class UnitReader:
         for episode in self._episodes():
             begun = episode.interactions[0].created_at
             found += self._leaks_of(episode, trial)
-            if episode.id in self._settled:
+            if not self._is_open(episode) and not any(episode.id in awaited for awaited in self._awaited):
                 continue
             verdict = self._classify(episode, trial, known, now)
             if isinstance(verdict, LiveUnit):
@@ -123,18 +123,24 @@ class UnitReader:
                 del memory[name]
 
     def _episodes(self) -> list[Episode]:
-        """Episodes that may not be settled yet, in order of time, with their outcomes known as far as they are."""
+        """Episodes with a call that may be new, in order of time, with their outcomes known as far as they are."""
         found: list[Episode] = []
         outcomes: dict[str, float | None] = {}
         for store, splits, awaited in zip(self._stores, _SOURCES, self._awaited, strict=True):
-            listed = {episode.id: episode for episode in store.list_episodes(splits=splits, after=self._after)}
+            listed = {
+                episode.id: episode for episode in store.list_episodes(splits=splits, after=self._after, active=True)
+            }
             episodes = [*listed.values(), *(old for name, old in awaited.items() if name not in listed)]
-            new = [episode for episode in episodes if episode.id not in self._settled]
+            new = [episode for episode in episodes if self._is_open(episode) or episode.id in awaited]
             awaited.update({episode.id: _named(episode) for episode in new if episode.task is None})
             found += episodes
             outcomes |= self._judged(store, new)
         self._outcomes = outcomes
         return sorted(found, key=lambda episode: (episode.interactions[0].created_at, episode.id))
+
+    def _is_open(self, episode: Episode) -> bool:
+        """Whether it may still give a unit; a later turn of one that is settled is only searched."""
+        return episode.interactions[0].created_at > self._after and episode.id not in self._settled
 
     def _judged(self, store: TrajectoryStore, episodes: Sequence[Episode]) -> dict[str, float | None]:
         """Outcomes in [0, 1] by episode; None where a verifier or a person gave one that says nothing."""
@@ -182,8 +188,10 @@ class UnitReader:
     def _leaks_of(self, episode: Episode, trial: Trial) -> list[tuple[str, str]]:
         found: list[tuple[str, str]] = []
         for call in episode.interactions:
-            if call.release_id == trial.subject_release and call.id not in self._searched:
-                self._searched[call.id] = episode.interactions[0].created_at
+            if call.release_id != trial.subject_release or call.created_at <= self._after:
+                continue
+            if call.id not in self._searched:
+                self._searched[call.id] = call.created_at
                 found += [(kind, unit_id(trial.draw, call.id)) for kind in leaks_of_call(call)]
         return found
 

@@ -33,9 +33,12 @@ class TrajectoryStore(Protocol):
         ...
 
     def list_episodes(
-        self, *, splits: Sequence[Split], after: float = 0.0, until: float | None = None
+        self, *, splits: Sequence[Split], after: float = 0.0, until: float | None = None, active: bool = False
     ) -> list[Episode]:
-        """Episodes whose first interaction lies in (after, until], ordered by that time, then id."""
+        """Episodes whose first interaction lies in (after, until], ordered by that time, then id.
+
+        With ``active`` those with any interaction in there.
+        """
         ...
 
     def append_feedback(self, feedback: Feedback) -> bool:

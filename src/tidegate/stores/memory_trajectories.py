@@ -57,17 +57,22 @@ class MemoryTrajectoryStore:
             return self._interactions.get(interaction_id)
 
     def list_episodes(
-        self, *, splits: Sequence[Split], after: float = 0.0, until: float | None = None
+        self, *, splits: Sequence[Split], after: float = 0.0, until: float | None = None, active: bool = False
     ) -> list[Episode]:
-        """Episodes whose first interaction lies in (after, until], ordered by that time, then id."""
+        """Episodes whose first interaction lies in (after, until], ordered by that time, then id.
+
+        With ``active`` those with any interaction in there.
+        """
         with self._lock:
             episodes = [self._episode(id_) for id_ in self._episodes]
         chosen = [
             episode
             for episode in episodes
             if episode.split in splits
-            and episode.interactions[0].created_at > after
-            and (until is None or episode.interactions[0].created_at <= until)
+            and any(
+                call.created_at > after and (until is None or call.created_at <= until)
+                for call in (episode.interactions if active else episode.interactions[:1])
+            )
         ]
         return sorted(chosen, key=lambda episode: (episode.interactions[0].created_at, episode.id))
 

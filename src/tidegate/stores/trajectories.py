@@ -60,13 +60,22 @@ class SqlTrajectoryStore(SqlFeedback):
         return None if row is None else codec.interaction_of(row)
 
     def list_episodes(
-        self, *, splits: Sequence[Split], after: float = 0.0, until: float | None = None
+        self, *, splits: Sequence[Split], after: float = 0.0, until: float | None = None, active: bool = False
     ) -> list[Episode]:
-        """Episodes whose first interaction lies in (after, until], ordered by that time, then id."""
+        """Episodes whose first interaction lies in (after, until], ordered by that time, then id.
+
+        With ``active`` those with any interaction in there.
+        """
         query = _records().where(t.episodes.c.split.in_([str(split) for split in splits]))
-        query = query.where(t.episodes.c.first_at > after)
-        if until is not None:
-            query = query.where(t.episodes.c.first_at <= until)
+        if active:
+            within = sa.select(t.interactions.c.episode_id).where(t.interactions.c.created_at > after)
+            if until is not None:
+                within = within.where(t.interactions.c.created_at <= until)
+            query = query.where(t.episodes.c.id.in_(within))
+        else:
+            query = query.where(t.episodes.c.first_at > after)
+            if until is not None:
+                query = query.where(t.episodes.c.first_at <= until)
         query = query.order_by(t.episodes.c.first_at, t.episodes.c.id, t.interactions.c.created_at, t.interactions.c.id)
         with self._db.read("read") as connection:
             rows = connection.execute(query).mappings().all()
