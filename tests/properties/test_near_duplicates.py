@@ -74,7 +74,7 @@ def test_case_spaces_and_order_of_indexing_do_not_matter(asked: list[str]) -> No
             "りんごが12個あります。31個もらうと全部で何個になりますか",
             False,
         ),
-        ("ประเทศไทยมีกี่จังหวัดในปัจจุบัน", "ประเทศไทยมีกี่จังหวัดในปัจจุบันครับ", True),
+        ("ประเทศไทยมีกี่จังหวัดในปัจจุบัน", "ประเทศไทยมีกี่จังหวัดในปัจจุบันครับ", False),
         (
             "Natalia sold clips to 48 of her friends in April, and then she sold half as many clips in May. How many?",
             "Natalia sold clips to 48 of her friends in April, and then she sold half as many clips in May. How many!",
