@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from gate_engine import GateWorld, make_policy, make_tasks, sealed_traffic
+from gate_engine import ExactVerifier, GateWorld, make_policy, make_task, make_tasks, sealed_traffic
+from tidegate.core.errors import FrozenError
 from tidegate.core.gate import Abstain, Reply, ScreenAbstained, gate_state, verify_audit
 from tidegate.core.types import GenerationRequest
 from tidegate.gate import KeyPair
@@ -100,3 +102,20 @@ async def test_tasks_that_a_dead_process_left_are_not_looked_at_once_they_were_a
 
 def asks(request: GenerationRequest, task_id: str) -> bool:
     return f"-{task_id}-" in request.request_id
+
+
+async def test_an_open_set_goes_on_whatever_else_is_in_the_traffic(world: GateWorld) -> None:
+    await world.certify("c0", 0.4, sealed_traffic(60))
+    odd = replace(make_task("odd"), verifier="gone")
+    result = await world.certify("c1", 0.4, [*sealed_traffic(60), ("user-odd", odd)])
+    assert (result.record.body["epoch"], result.record.body["epoch_look"]) == ("epoch-1", 2)
+
+
+async def test_no_set_is_opened_for_a_verifier_that_people_invalidated(world: GateWorld) -> None:
+    person = {"public_key": "p", "name": "operator", "statements": [{"signer": "p"}]}
+    fallen = {"verifier": "exact", "version": ExactVerifier.version, "reason": "x", "statements": [{"signer": "p"}]}
+    world.audit.append("person_trusted", person, time=1.0)
+    world.audit.append("verifier_invalidated", fallen, time=2.0)
+    with pytest.raises(FrozenError, match="which people have invalidated"):
+        await world.certify("good", 0.9, sealed_traffic(60))
+    assert world.sealed.used_task_ids() == frozenset()

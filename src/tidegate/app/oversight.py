@@ -193,7 +193,13 @@ async def _restore_anchor(settings: Settings) -> Mapping[str, Any]:
                 restored = release_behind(releases, CHAMPION)
                 if restored.id != champion.id:  # a publisher that had to be started restored it on its own
                     return {"restored": restored.id}
-                release = await publisher.rollback(anchor.id, f"trigger 3: {void}")
+                try:
+                    release = await publisher.rollback(anchor.id, f"trigger 3: {void}")
+                except ConflictError:
+                    restored = release_behind(releases, CHAMPION)
+                    if restored.id == champion.id:
+                        raise
+                    return {"restored": restored.id}  # the running server's watch was first
             return {"restored": release["id"]}
         return {"restored": None}
 

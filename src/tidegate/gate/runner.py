@@ -222,7 +222,8 @@ class Gate:
             decoding: the traffic's sampling settings; fixed for an epoch when it opens.
 
         Raises:
-            FrozenError: learning is frozen, or the policy is looser than the one in force.
+            FrozenError: learning is frozen, the policy is looser than the one in force, or people have invalidated a
+                verifier that a new epoch needs.
             GateError: the arms do not fit the candidate or the engine, a task can't be graded, the open epoch
                 began with another grading, or another process decided meanwhile.
             EngineError: an adapter can't be loaded.
@@ -245,14 +246,6 @@ class Gate:
             hindrance = state.why_not_decide(self._policy)
             if hindrance is not None:
                 raise FrozenError(hindrance)
-            offered = unique([task for _, task in tasks])
-            self._grading.check(offered)
-            disbelieved = state.controls.disbelieved(self._grading.fingerprint(offered)["verifiers"])
-            if disbelieved:
-                raise FrozenError(
-                    f"sealed tasks are scored by {', '.join(disbelieved)}, which people have invalidated: nothing is "
-                    "judged by it. Install another version, or leave those tasks out of the traffic"
-                )
             state, epoch, available = await self._epoch(state, tasks, asked_in_the_open, decoding)
             arms = {"challenger": challenger, "champion": champion, "anchor": anchor}
             given = await self._sealed_evidence(candidate, arms, epoch, available)
@@ -317,6 +310,7 @@ class Gate:
             if len(tasks) < self._policy.sealed.min_pairs:
                 return state, None, len(tasks)
             self._grading.check(tasks)
+            self._refuse_disbelieved(state, tasks)
             commitment = commitment_of((task.id for task in tasks), salt)
             await asyncio.to_thread(self._sealed.open_epoch, epoch_id, tasks, commitment, self._clock())
         body: dict[str, Any] = {
@@ -332,6 +326,15 @@ class Gate:
         # Tasks that a process left when it died may have been asked in the open since.
         state = await self._without_seen(opened, asked_in_the_open)
         return state, state.open_epoch(self._policy), len(tasks) if state is opened else 0
+
+    def _refuse_disbelieved(self, state: GateState, tasks: Sequence[Task]) -> None:
+        """No set is opened whose answers would be scored by what people have invalidated; open ones are closed then."""
+        disbelieved = state.controls.disbelieved(self._grading.fingerprint(tasks)["verifiers"])
+        if disbelieved:
+            raise FrozenError(
+                f"sealed tasks are scored by {', '.join(disbelieved)}, which people have invalidated: nothing is "
+                "judged by it. Install another version, or leave those tasks out of the traffic"
+            )
 
     async def _without_expired(self, state: GateState) -> GateState:
         """Close the open epoch if it is older than the policy allows."""
