@@ -345,7 +345,7 @@ def test_curation_a_changed_or_damaged_batch_is_refused(batch: Batch, tmp_path: 
     with pytest.raises(ConfigError, match="its manifest hashes to"):
         read_batch(path)
     (path / "manifest.json").write_text(json.dumps(manifest | {"schema": "tidegate.batch/0"}))
-    with pytest.raises(ConfigError, match=r"'tidegate\.batch/0'; 'tidegate\.batch/1' is read here"):
+    with pytest.raises(ConfigError, match=r"'tidegate\.batch/0'; 'tidegate\.batch/2' is read here"):
         read_batch(path)
 
 

@@ -112,6 +112,11 @@ def line(example: Example, **changes: Any) -> str:
         (line(token_example([1, 2], trained=1), loss_mask=[1]), "equal lengths"),
         (line(token_example([1, 2], trained=1), loss_mask=[0, 2]), "0 and 1"),
         (line(token_example([1, 2], trained=1), token_ids=[1, -2]), "integers from 0"),
+        (line(token_example([1, 2], trained=1), reward=1.5), "reward = 1.5"),
+        (line(token_example([1, 2], trained=1), reward=True), "reward = True"),
+        (line(token_example([1, 2], trained=1), logprobs=[-0.5]), "1 logprobs for 2 token_ids"),
+        (line(token_example([1, 2], trained=1), logprobs=[0.0, float("-inf")]), "finite numbers"),
+        (line(token_example([1, 2], trained=1), logprobs=[0.0, 0.5]), "finite numbers"),
     ],
 )
 def test_malformed_lines_are_named(tmp_path: Path, bad: str, says: str) -> None:

@@ -231,6 +231,10 @@ class Example:
 
     Token form: ``token_ids`` (T,) and ``loss_mask`` (T,) of 0/1, 1 where a completion token is trained.
     Message form: ``messages`` and ``tools``; the assistant messages at ``trained_messages`` are trained.
+
+    ``logprobs`` (T,) are those recorded when the tokens were sampled, 0 where ``loss_mask`` is 0; empty when they are
+    unknown or of a filtered distribution. ``reward`` in [0, 1] is the score of the answer, None for what nobody scored.
+    ``group`` is equal for answers to the same prompt, None where no group is known. ``cluster`` names the strategy.
     """
 
     id: str
@@ -242,6 +246,10 @@ class Example:
     messages: Messages = ()
     tools: Tools = ()
     trained_messages: tuple[int, ...] = ()
+    logprobs: tuple[float, ...] = ()
+    reward: float | None = None
+    group: str | None = None
+    cluster: str = ""
 
 
 class CandidateState(StrEnum):

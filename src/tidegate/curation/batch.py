@@ -16,7 +16,7 @@ from tidegate.core.hashing import canonical_json, content_hash
 from tidegate.core.selection.sifting import EPISODE, KEPT, Dropped
 from tidegate.core.types import Example, JsonObject
 
-SCHEMA = "tidegate.batch/1"
+SCHEMA = "tidegate.batch/2"
 MANIFEST_FILE = "manifest.json"
 EXAMPLES_FILE = "examples.jsonl"
 
@@ -115,4 +115,8 @@ def _example(values: Mapping[str, Any]) -> Example:
         messages=tuple(values["messages"]),
         tools=tuple(values["tools"]),
         trained_messages=tuple(values["trained_messages"]),
+        logprobs=tuple(values["logprobs"]),
+        reward=values["reward"],
+        group=values["group"],
+        cluster=values["cluster"],
     )

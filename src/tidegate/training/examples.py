@@ -16,6 +16,7 @@ from tidegate.training.packing import TrainingSequence
 
 _FIELDS = {field.name for field in fields(Example)}
 _REQUIRED = {"id", "weight", "source", "kind"}
+_ROUNDING = 1e-4  # a recorded log-probability may lie above 0 by so much
 
 
 class TrainingTokenizer(ChatTokenizer, Protocol):
@@ -59,6 +60,7 @@ def _example(line: str, where: str) -> Example:
 
 
 def _checked(example: Example) -> Example:
+    _check_scores(example)
     if bool(example.token_ids) == bool(example.messages):
         raise ValueError("exactly one of token_ids and messages is expected")
     if example.token_ids:
@@ -75,6 +77,20 @@ def _checked(example: Example) -> Example:
     if not roles or set(roles.values()) != {"assistant"}:
         raise ValueError(f"trained_messages name {roles or 'nothing'}; assistant messages are expected")
     return example
+
+
+def _check_scores(example: Example) -> None:
+    """Rewards and recorded log-probabilities of one example."""
+    reward: Any = example.reward
+    if reward is not None and (isinstance(reward, bool) or not isinstance(reward, (int, float)) or not 0 <= reward <= 1):
+        raise ValueError(f"reward = {reward!r}; a number in [0, 1] or null is expected")
+    if not example.logprobs:
+        return
+    recorded: tuple[Any, ...] = example.logprobs
+    if len(recorded) != len(example.token_ids):
+        raise ValueError(f"{len(recorded)} logprobs for {len(example.token_ids)} token_ids; equal lengths are expected")
+    if not all(isinstance(value, (int, float)) and math.isfinite(value) and value <= _ROUNDING for value in recorded):
+        raise ValueError("logprobs must be finite numbers up to 0")
 
 
 def render_example(tokenizer: TrainingTokenizer, example: Example) -> tuple[TrainingSequence, ...]:
