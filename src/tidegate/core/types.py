@@ -235,6 +235,7 @@ class Example:
     ``logprobs`` (T,) are those recorded when the tokens were sampled, 0 where ``loss_mask`` is 0; empty when they are
     unknown or of a filtered distribution. ``reward`` in [0, 1] is the score of the answer, None for what nobody scored.
     ``group`` is equal for answers to the same prompt, None where no group is known. ``cluster`` names the strategy.
+    ``sampled_at`` is the Unix time of the last call, None for what was not sampled.
     """
 
     id: str
@@ -250,6 +251,7 @@ class Example:
     reward: float | None = None
     group: str | None = None
     cluster: str = ""
+    sampled_at: float | None = None
 
 
 class CandidateState(StrEnum):

@@ -119,4 +119,5 @@ def _example(values: Mapping[str, Any]) -> Example:
         reward=values["reward"],
         group=values["group"],
         cluster=values["cluster"],
+        sampled_at=values["sampled_at"],
     )

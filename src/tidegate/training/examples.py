@@ -82,7 +82,9 @@ def _checked(example: Example) -> Example:
 def _check_scores(example: Example) -> None:
     """Rewards and recorded log-probabilities of one example."""
     reward: Any = example.reward
-    if reward is not None and (isinstance(reward, bool) or not isinstance(reward, (int, float)) or not 0 <= reward <= 1):
+    if reward is not None and (
+        isinstance(reward, bool) or not isinstance(reward, (int, float)) or not 0 <= reward <= 1
+    ):
         raise ValueError(f"reward = {reward!r}; a number in [0, 1] or null is expected")
     if not example.logprobs:
         return
