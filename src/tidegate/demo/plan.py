@@ -22,11 +22,11 @@ class Plan:
 
     demonstrations_per_kind: int = 8
     seed_epochs: int = 4
-    cycle_epochs: int = 3
-    opening: Sequence[int] = (88, 72)
-    between: int = 24
+    cycle_epochs: int = 4
+    opening: Sequence[int] = (80, 64)
+    between: int = 14
     drifted: Sequence[int] = (64, 48)
-    closing: int = 30
+    closing: int = 24
     after_rollback: int = 6
     background: int = 12
     background_per_s: float = 0.06
@@ -54,11 +54,11 @@ dev = 0.12
 sealed = 0.46
 
 [cycle]
-max_dev_tasks = 16
+max_dev_tasks = 12
 
 [curation]
 min_fresh = 12
-max_examples = 36
+max_examples = 32
 
 [training]
 epochs = {epochs}
