@@ -58,7 +58,7 @@ max_dev_tasks = 12
 
 [curation]
 min_fresh = 12
-max_examples = 32
+max_examples = 24
 
 [training]
 epochs = {epochs}
