@@ -71,6 +71,8 @@ def entropy(logits_K_V: torch.Tensor) -> torch.Tensor:
 def kl(policy_logits_K_V: torch.Tensor, reference_logits_K_V: torch.Tensor) -> torch.Tensor:
     """Exact KL(pi || q) of each pair of distributions, ``sum_v p_v (log p_v - log q_v)``.
 
+    Computed in float64: near pi = q, where training begins, the terms all but cancel.
+
     Args:
         policy_logits_K_V: scores of the policy, shape (K, V), finite.
         reference_logits_K_V: scores of the reference, shape (K, V), finite; no gradient flows into them.
@@ -87,9 +89,10 @@ def kl(policy_logits_K_V: torch.Tensor, reference_logits_K_V: torch.Tensor) -> t
             f"shapes {tuple(policy_logits_K_V.shape)} and {tuple(reference_logits_K_V.shape)} do not fit; "
             "(K, V) twice is expected"
         )
-    policy_K_V = log_softmax(policy_logits_K_V, "policy_logits_K_V")
-    reference_K_V = log_softmax(reference_logits_K_V.detach(), "reference_logits_K_V")
-    return (policy_K_V.exp() * (policy_K_V - reference_K_V)).sum(dim=-1)
+    dtype = exact(policy_logits_K_V, "policy_logits_K_V").dtype
+    policy_K_V = log_softmax(policy_logits_K_V.double(), "policy_logits_K_V")
+    reference_K_V = log_softmax(reference_logits_K_V.detach().double(), "reference_logits_K_V")
+    return (policy_K_V.exp() * (policy_K_V - reference_K_V)).sum(dim=-1).to(dtype)
 
 
 def log_softmax(logits_K_V: torch.Tensor, name: str) -> torch.Tensor:

@@ -11,9 +11,10 @@ All take padded rows:
 and, by name:
 
 - ``aggregation``: how per-token losses are averaged, with the counts of the whole batch, so that parts add up.
-- ``importance_B_T``: weights >= 0 that multiply the per-token losses, KL penalty included; without gradient. Those of
-  :func:`tidegate.core.objectives.off_policy.truncated_importance` correct for tokens that the old policy did not
-  sample. 1 where none are given.
+- ``importance_B_T``: weights >= 0 that multiply the per-token losses, KL penalty included; without gradient; 1 where
+  none are given. For tokens that a policy mu other than the old one sampled they are ``truncated_importance(old, mu)``
+  of :mod:`tidegate.core.objectives.off_policy`, for rho leads from old to pi; for :func:`reinforce`, which has no rho,
+  ``truncated_importance(pi, mu)``.
 - ``reference_B_T`` and ``beta`` >= 0: log-probabilities under the frozen reference, and the coefficient of the k3
   estimate of KL(pi || reference) that is added to each token's loss. With ``beta`` 0 the KL is only reported.
 - ``entropy_B_T``: exact entropies of the policy at the tokens, reported and not trained.
@@ -22,7 +23,8 @@ Every objective raises ``ValueError`` when shapes do not fit, a trained token's 
 is above 0, a row trains nothing, a setting is outside its range, or the policies are so far apart that a ratio
 overflows.
 
-At pi = old, without KL, the gradients of all five are those of :func:`reinforce`.
+At pi = old, without KL, the gradients of all five are those of :func:`reinforce` (of :func:`gspo`, where a sequence's
+tokens have equal importance).
 """
 
 # ruff: noqa: N803, N806, N815 - shape suffixes are upper case
@@ -198,7 +200,7 @@ def gspo(
     The sequence's loss ``-min(s A, clip(s, 1 - eps_low, 1 + eps_high) A)`` stands at each of its tokens, so that with
     ``sequence`` aggregation it is counted once. Its gradient with respect to each of the n tokens' log-probabilities is
     ``-s A / n``, or 0 for all of them where the clip takes effect. The mean over tokens makes s vary far less than
-    rho, hence the small defaults, which are the paper's.
+    rho, hence the small defaults, which are the paper's. Importance weights of tokens count as their sequence's mean.
 
     Args and errors as :func:`grpo` and the module, but one advantage for each sequence, (B,), is taken.
 
