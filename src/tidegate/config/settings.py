@@ -110,9 +110,42 @@ class CurationSettings(_Section):
 class TrainingSettings(_Section):
     """The LoRA step."""
 
-    objective: Literal["sft"] = Field(
-        default="sft", description="'sft': likelihood of verified answers, completion tokens only."
+    objective: Literal["sft", "grpo", "reinforce", "gspo", "cispo", "dpo", "kto"] = Field(
+        default="sft",
+        description="'sft': likelihood of verified answers; 'grpo' (PPO's clipped ratio), 'reinforce', 'gspo', "
+        "'cispo': rewards of all answers; 'dpo', 'kto': right against wrong answers.",
     )
+    baseline: Literal["group", "leave_one_out", "slice", "batch"] = Field(
+        default="group",
+        description="What a reward is compared with: the other answers to the same prompt ('group', 'leave_one_out'), "
+        "earlier answers of the same kind ('slice', for traffic with one answer a prompt), or all of the batch.",
+    )
+    reward_scale: Literal["group", "batch", "none"] = Field(
+        default="group", description="Standard deviation that 'group' advantages are divided by."
+    )
+    slice_half_life: Finite = Field(
+        default=50.0, gt=0, description="Answers of a kind after which a reward counts half in the 'slice' baseline."
+    )
+    aggregate: Literal["token", "sequence", "dr_grpo"] = Field(
+        default="token",
+        description="What the policy loss is a mean over: trained tokens, sequences, or as many tokens as max_length "
+        "allows.",
+    )
+    clip_low: Finite | None = Field(
+        default=None, ge=0, le=1, description="A ratio counts down to 1 - clip_low; default: the objective's own (0.2)."
+    )
+    clip_high: Finite | None = Field(
+        default=None, ge=0, description="A ratio counts up to 1 + clip_high; default: the objective's own (0.2)."
+    )
+    importance_cap: Finite = Field(
+        default=3.0,
+        ge=0,
+        description="Truncation of the weights that make up for answers sampled from other weights; 0 turns them off.",
+    )
+    kl_coefficient: Finite = Field(
+        default=0.0, ge=0, description="Weight of the divergence from the weights that training starts from."
+    )
+    preference_beta: Finite = Field(default=0.1, gt=0, description="Beta of 'dpo' and 'kto'.")
     restart: Literal["champion", "base"] = Field(
         default="champion", description="Weights that a challenger starts from."
     )
@@ -124,6 +157,17 @@ class TrainingSettings(_Section):
     max_grad_norm: Finite = Field(default=1.0, gt=0, description="Gradients are scaled down to this norm.")
     warmup_fraction: Fraction = Field(default=0.1, description="Share of the steps over which the rate rises.")
     weight_decay: Finite = Field(default=0.0, ge=0, description="AdamW's decoupled weight decay.")
+    dtype: Literal["float32", "bfloat16"] = Field(default="float32", description="Of the base weights while training.")
+    max_length: Positive = Field(default=2048, description="Longer sequences are dropped and counted.")
+    max_tokens_at_once: Positive = Field(
+        default=1024, description="Tokens that one forward and backward pass computes; memory grows with it."
+    )
+    gradient_checkpointing: bool = Field(
+        default=False, description="Compute layers again in the backward pass: a third of the memory, a third slower."
+    )
+    checkpoint_steps: int = Field(
+        default=50, ge=0, description="Steps between checkpoints from which a killed run goes on; 0 writes none."
+    )
     timeout_s: Finite = Field(default=3600.0, gt=0, description="A training run that takes longer is ended and fails.")
     seed: int = Field(default=0, ge=0, description="Seed of initialisation and order; same seed, same adapter hash.")
 

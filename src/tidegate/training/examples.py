@@ -154,5 +154,9 @@ def completion_tokens(
 
 def _sequence(example: Example, tokens: list[int], mask: list[int]) -> TrainingSequence:
     return TrainingSequence(
-        example_id=example.id, token_ids=tuple(tokens), loss_mask=(0, *mask[1:]), weight=float(example.weight)
+        example_id=example.id,
+        token_ids=tuple(tokens),
+        loss_mask=(0, *mask[1:]),
+        weight=float(example.weight),
+        logprobs=tuple(float(value) for value in example.logprobs),
     )

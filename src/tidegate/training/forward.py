@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
+import torch.nn.functional as F  # noqa: N812 - the name that every torch reader knows
 
 from tidegate.core.objectives.sft import weighted_nll
 from tidegate.training.attention import PackedAttention, attends_to_everything, install
@@ -52,6 +53,10 @@ class Forward:
         )
         logits: torch.Tensor = output.logits[0]
         return logits
+
+    def logprobs(self, row: Pack, logits: torch.Tensor) -> torch.Tensor:
+        """Log-probabilities (K,) of the row's targets, in float32."""
+        return -F.cross_entropy(logits.float(), torch.tensor(row.targets), reduction="none")
 
     def loss(self, row: Pack, *, total_weight: float) -> torch.Tensor:
         """The row's share of its batch's loss."""

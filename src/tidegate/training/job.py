@@ -6,7 +6,7 @@ import os
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 from pydantic import ValidationError
 
@@ -28,9 +28,7 @@ class TrainingJob:
     ``examples`` is a JSON Lines file of ``Example``; ``initial_adapter`` None starts from the bare base model, and
     ``parent_sha256`` is the content hash that ``initial_adapter`` must have. The adapter is published as
     ``output_root/<sha256>``. ``threads`` 0 takes all processors; another number of threads gives another
-    adapter, as sums are rounded in another order. ``seed`` stands above ``training.seed``. Sequences
-    longer than ``max_length`` tokens are dropped and counted; a part of a step computes at most ``max_nodes`` tokens
-    at once, which bounds memory (about 2 MB a token for a 135M model).
+    adapter, as sums are rounded in another order. ``seed`` stands above ``training.seed``.
     """
 
     examples: Path
@@ -43,9 +41,6 @@ class TrainingJob:
     output_root: Path
     threads: int
     seed: int
-    dtype: Literal["float32", "bfloat16"] = "float32"
-    max_length: int = 2048
-    max_nodes: int = 1024
 
     @property
     def compute_threads(self) -> int:
@@ -96,6 +91,11 @@ class TrainingJob:
 class TrainingReport:
     """What a run did.
 
+    ``dropped`` counts sequences that were left out by reason. ``series`` has more figures with one entry a step (None
+    where a step has no value), those of :class:`tidegate.training.updates.StepFigures`. ``memory_bound`` is the bound
+    in bytes that was stated before the first step, None where the base is of an unknown shape; ``resumed_at`` the step
+    of the checkpoint that the run went on from, 0 without one.
+
     ``tokens`` counts the tokens of all sequences over all epochs, ``tokens_computed`` those that were
     computed (shared beginnings once), ``tokens_trained`` the predicted ones. ``losses`` and ``grad_norms`` have one
     entry a step; losses in nats a token, gradient norms before clipping. ``configured`` and ``effective``
@@ -107,13 +107,15 @@ class TrainingReport:
     steps: int
     examples: int
     sequences: int
-    dropped_too_long: int
-    dropped_untrained: int
+    dropped: Mapping[str, int]
     tokens: int
     tokens_computed: int
     tokens_trained: int
     losses: tuple[float, ...]
     grad_norms: tuple[float, ...]
+    series: Mapping[str, tuple[float | None, ...]]
+    memory_bound: int | None
+    resumed_at: int
     seconds: float
     trainable_parameters: int
     configured: JsonObject
@@ -147,6 +149,7 @@ class TrainingReport:
         parsed = dict(values)
         for name in ("losses", "grad_norms"):
             parsed[name] = tuple(values[name])
+        parsed["series"] = {name: tuple(column) for name, column in values["series"].items()}
         return cls(**parsed)
 
     def summary(self) -> dict[str, Any]:
@@ -157,8 +160,7 @@ class TrainingReport:
             "steps": self.steps,
             "examples": self.examples,
             "sequences": self.sequences,
-            "dropped_too_long": self.dropped_too_long,
-            "dropped_untrained": self.dropped_untrained,
+            "dropped": dict(self.dropped),
             "tokens": self.tokens,
             "tokens_computed": self.tokens_computed,
             "tokens_trained": self.tokens_trained,

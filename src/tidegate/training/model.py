@@ -13,6 +13,7 @@ import torch
 from peft import LoraConfig, get_peft_model, get_peft_model_state_dict
 from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM, AutoTokenizer
+from transformers.modeling_layers import GradientCheckpointingLayer
 
 from tidegate.artifacts import CONFIG_FILE, WEIGHTS_FILE, adapter_base, adapter_hash, read_json
 from tidegate.core.errors import AdapterError, ConfigError, TrainingError
@@ -51,7 +52,7 @@ def load_model(job: TrainingJob) -> LoraModel:
     try:
         tokenizer: Any = AutoTokenizer.from_pretrained(folder, **offline)
         base: Any = AutoModelForCausalLM.from_pretrained(
-            folder, dtype=_DTYPES[job.dtype], use_safetensors=True, **offline
+            folder, dtype=_DTYPES[job.training.dtype], use_safetensors=True, **offline
         )
     except Exception as error:  # the loaders raise whatever a damaged or foreign directory provokes
         raise TrainingError(f"base model {folder!r} cannot be loaded: {type(error).__name__}: {error}") from error
@@ -75,6 +76,11 @@ def load_model(job: TrainingJob) -> LoraModel:
     trained = LoraModel(
         base=base, model=model, tokenizer=tokenizer, config=_portable(model, job.base_sha256), tensors=_tensors(model)
     )
+    if job.training.gradient_checkpointing:
+        base.activation_checkpointing_enable({"use_reentrant": False})
+        for module in base.modules():
+            if isinstance(module, GradientCheckpointingLayer):
+                module.training = True  # what transformers asks for; the layers inside stay without dropout
     if job.initial_adapter is not None:
         _start_from(trained, job, job.initial_adapter)
     return trained

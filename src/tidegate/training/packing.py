@@ -17,18 +17,25 @@ from dataclasses import dataclass
 class TrainingSequence:
     """Tokens (T,) with ``loss_mask`` (T,) of 0/1, 1 where the token is to be predicted; ``weight`` > 0.
 
-    The first token is predicted from nothing: its mask must be 0.
+    The first token is predicted from nothing: its mask must be 0. ``logprobs`` (T,) are those recorded at sampling,
+    empty when they are unknown.
     """
 
     example_id: str
     token_ids: tuple[int, ...]
     loss_mask: tuple[int, ...]
     weight: float
+    logprobs: tuple[float, ...] = ()
 
     @property
     def input_length(self) -> int:
         """Tokens that have to be computed: all before the last trained one."""
         return max((index for index, trained in enumerate(self.loss_mask) if trained), default=0)
+
+    @property
+    def trained(self) -> int:
+        """Tokens that are predicted."""
+        return sum(self.loss_mask)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -46,7 +53,8 @@ class Pack:
 
     ``token_ids`` and ``positions`` (N,); the segments cover the row in order and an ancestor comes before its
     descendants. Prediction k is made at node ``predicted_at[k]`` (ascending) for token ``targets[k]`` with
-    the summed weight ``weights[k]`` of the sequences that hold it.
+    the summed weight ``weights[k]`` of the sequences that hold it. ``sequences`` are those of the row;
+    ``occurrences[s]`` holds, for each trained token of sequence s in order, the prediction that is made for it.
     """
 
     token_ids: tuple[int, ...]
@@ -55,6 +63,8 @@ class Pack:
     predicted_at: tuple[int, ...]
     targets: tuple[int, ...]
     weights: tuple[float, ...]
+    sequences: tuple[TrainingSequence, ...]
+    occurrences: tuple[tuple[int, ...], ...]
 
 
 def pack(sequences: Sequence[TrainingSequence]) -> Pack:
@@ -82,11 +92,14 @@ def pack(sequences: Sequence[TrainingSequence]) -> Pack:
         paths.append([*(paths[-1][:shared] if paths else ()), *range(first, len(tokens))])
         before = row
     predictions: dict[tuple[int, int], float] = {}
+    made: list[list[tuple[int, int]]] = []
     for sequence, path in zip(ordered, paths, strict=True):
-        for node, token, trained in zip(path, sequence.token_ids[1:], sequence.loss_mask[1:], strict=False):
-            if trained:
-                predictions[node, token] = predictions.get((node, token), 0.0) + sequence.weight
+        steps = zip(path, sequence.token_ids[1:], sequence.loss_mask[1:], strict=False)
+        made.append([(node, token) for node, token, trained in steps if trained])
+        for key in made[-1]:
+            predictions[key] = predictions.get(key, 0.0) + sequence.weight
     keys = sorted(predictions)
+    number = {key: index for index, key in enumerate(keys)}
     return Pack(
         token_ids=tuple(tokens),
         positions=tuple(positions),
@@ -94,6 +107,8 @@ def pack(sequences: Sequence[TrainingSequence]) -> Pack:
         predicted_at=tuple(node for node, _ in keys),
         targets=tuple(target for _, target in keys),
         weights=tuple(predictions[key] for key in keys),
+        sequences=tuple(ordered),
+        occurrences=tuple(tuple(number[key] for key in keys_of) for keys_of in made),
     )
 
 

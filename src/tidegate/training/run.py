@@ -7,14 +7,20 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from tidegate.core.errors import TrainingError
 from tidegate.training.adapter_files import largest_b, write_adapter
+from tidegate.training.checkpoint import checkpoint_of
 from tidegate.training.examples import read_examples, render_example
-from tidegate.training.forward import prepare_forward
+from tidegate.training.forward import Forward, prepare_forward
 from tidegate.training.job import TrainingJob, TrainingReport
-from tidegate.training.loop import Emit, LoopResult, run_loop
+from tidegate.training.loop import Emit, LoopResult, run_loop, units_a_step
+from tidegate.training.memory import available_memory, memory_bound, require_memory
 from tidegate.training.model import LoraModel, base_fingerprint, load_model
+from tidegate.training.objective import prepare_update
 from tidegate.training.packing import TrainingSequence
+from tidegate.training.updates import Update
 
 
 def train(job: TrainingJob, staging: Path, *, emit: Emit, clock: Callable[[], float]) -> TrainingReport:
@@ -29,37 +35,45 @@ def train(job: TrainingJob, staging: Path, *, emit: Emit, clock: Callable[[], fl
     if trained.trainable_parameters == 0:
         raise TrainingError("0 parameters are trainable: no linear layer of this base takes LoRA matrices")
     rendered = [sequence for example in examples for sequence in render_example(trained.tokenizer, example)]
-    kept, too_long, untrained = select_sequences(rendered, max_length=job.max_length)
+    kept, dropped = select_sequences(rendered, max_length=job.training.max_length)
     if not kept:
         raise TrainingError(
-            f"no example to train on: {len(examples)} examples gave {len(rendered)} sequences, of which {too_long} "
-            f"are longer than {job.max_length} tokens and {untrained} train no token"
+            f"no example to train on: {len(examples)} examples gave {len(rendered)} sequences, of which "
+            f"{dropped['too_long']} are longer than {job.training.max_length} tokens and {dropped['untrained']} train "
+            "no token"
         )
     _require_vocabulary(trained, kept)
     before = base_fingerprint(trained)
     forward = prepare_forward(trained.base, trained.model, kept)
-    result = run_loop(job, forward, list(trained.tensors.values()), kept, emit=emit, clock=clock)
-    effective = _effective(job, trained, result, sequences=len(kept), packed=forward.packed)
-    guards = _guards(job, trained, result, effective, base_unchanged=base_fingerprint(trained) == before)
+    update, left_out = prepare_update(forward, examples, kept, list(trained.tensors.values()), job.training)
+    dropped |= left_out
+    bound = _state_plan(job, trained, forward, update, emit)
+    checkpoint = checkpoint_of(job)
+    result = run_loop(job, update, trained.tensors, checkpoint, emit=emit, clock=clock)
+    effective = _effective(job, trained, result, update, packed=forward.packed)
+    guards = _guards(job, trained, result, update, effective, base_unchanged=base_fingerprint(trained) == before)
     sha256 = write_adapter(staging, trained, job, effective=effective, losses=result.losses)
     if sha256 == job.parent_sha256:
         raise TrainingError(
             f"after {len(result.losses)} steps the adapter is still {sha256}: training changed nothing; "
             "raise training.learning_rate or training.epochs"
         )
+    checkpoint.remove()
     return TrainingReport(
         adapter_sha256=sha256,
         adapter_path=str(job.output_root / sha256),
         steps=len(result.losses),
         examples=len(examples),
-        sequences=len(kept),
-        dropped_too_long=too_long,
-        dropped_untrained=untrained,
+        sequences=sum(map(len, update.units)),
+        dropped=dropped,
         tokens=result.tokens,
         tokens_computed=result.tokens_computed,
         tokens_trained=result.tokens_trained,
         losses=result.losses,
         grad_norms=result.grad_norms,
+        series=result.series,
+        memory_bound=bound,
+        resumed_at=result.resumed_at,
         seconds=clock() - started,
         trainable_parameters=trained.trainable_parameters,
         configured=job.training.model_dump(mode="json"),
@@ -70,11 +84,35 @@ def train(job: TrainingJob, staging: Path, *, emit: Emit, clock: Callable[[], fl
 
 def select_sequences(
     sequences: Sequence[TrainingSequence], *, max_length: int
-) -> tuple[list[TrainingSequence], int, int]:
+) -> tuple[list[TrainingSequence], dict[str, int]]:
     """Sequences that can be trained, and how many are too long or train nothing; none is ever cut."""
     trained = [sequence for sequence in sequences if sequence.input_length > 0]
     kept = [sequence for sequence in trained if len(sequence.token_ids) <= max_length]
-    return kept, len(trained) - len(kept), len(sequences) - len(trained)
+    return kept, {"too_long": len(trained) - len(kept), "untrained": len(sequences) - len(trained)}
+
+
+def _state_plan(job: TrainingJob, trained: LoraModel, forward: Forward, update: Update, emit: Emit) -> int | None:
+    """Say what the run will take before it starts; returns the memory bound in bytes."""
+    settings = job.training
+    largest = sorted(update.units, key=lambda unit: sum(map(_length, unit)))[-settings.batch_size :]
+    members = [sequence for unit in largest for sequence in unit]
+    rows = forward.parts(members, max_nodes=settings.max_tokens_at_once)
+    bound = memory_bound(trained, rows, checkpointing=settings.gradient_checkpointing)
+    emit(
+        {
+            "plan": {
+                "sequences": sum(map(len, update.units)),
+                "tokens": settings.epochs * sum(_length(sequence) for unit in update.units for sequence in unit),
+                "memory_bound_bytes": bound,
+            }
+        }
+    )
+    require_memory(bound, available_memory())
+    return bound
+
+
+def _length(sequence: TrainingSequence) -> int:
+    return len(sequence.token_ids)
 
 
 def _require_vocabulary(trained: LoraModel, sequences: Sequence[TrainingSequence]) -> None:
@@ -88,7 +126,7 @@ def _require_vocabulary(trained: LoraModel, sequences: Sequence[TrainingSequence
 
 
 def _effective(
-    job: TrainingJob, trained: LoraModel, result: LoopResult, *, sequences: int, packed: bool
+    job: TrainingJob, trained: LoraModel, result: LoopResult, update: Update, *, packed: bool
 ) -> dict[str, Any]:
     """The hyperparameters as they took effect, measured on the model, the optimizer and the loop."""
     layers = [module for module in trained.model.modules() if hasattr(module, "lora_A") and hasattr(module, "scaling")]
@@ -100,20 +138,27 @@ def _effective(
         "alpha": scales.pop() * rank if len(scales) == 1 else -1,
         "learning_rate": max(result.rates),
         "mean_learning_rate": sum(result.rates) / len(result.rates),
-        "epochs": result.sequences_seen / sequences,
+        "epochs": result.units_seen / len(update.units),
         "steps": len(result.losses),
-        "batch_size": result.largest_batch,
+        "batch_size": result.units_a_step * sum(map(len, update.units)) / len(update.units),
         "weight_decay": result.weight_decay,
         "clipped_steps": sum(norm > job.training.max_grad_norm for norm in result.grad_norms),
-        "sequences": sequences,
-        "dtype": job.dtype,
-        "threads": job.compute_threads,
+        "sequences": sum(map(len, update.units)),
+        "dtype": str(trained.base.dtype).removeprefix("torch."),
+        "threads": torch.get_num_threads(),
         "packed": packed,
+        **update.effective,
     }
 
 
 def _guards(
-    job: TrainingJob, trained: LoraModel, result: LoopResult, effective: dict[str, Any], *, base_unchanged: bool
+    job: TrainingJob,
+    trained: LoraModel,
+    result: LoopResult,
+    update: Update,
+    effective: dict[str, Any],
+    *,
+    base_unchanged: bool,
 ) -> dict[str, Any]:
     """Check what must hold after the loop.
 
@@ -121,16 +166,20 @@ def _guards(
         TrainingError: something does not.
     """
     settings = job.training
+    together = units_a_step(update.units, settings.batch_size)
     for name, configured in (
         ("rank", settings.rank),
         ("alpha", settings.alpha),
         ("learning_rate", settings.learning_rate),
         ("epochs", settings.epochs),
-        ("steps", settings.epochs * math.ceil(effective["sequences"] / settings.batch_size)),
+        ("steps", settings.epochs * math.ceil(len(update.units) / together)),
         ("weight_decay", settings.weight_decay),
     ):
         if not math.isclose(effective[name], configured, rel_tol=1e-6):
             raise TrainingError(f"training.{name} = {configured!r} was asked for, {effective[name]!r} took effect")
+    for name, asked in (("dtype", settings.dtype), ("threads", job.compute_threads)):
+        if effective[name] != asked:
+            raise TrainingError(f"training with {name} {asked!r} was asked for, {effective[name]!r} took effect")
     largest = largest_b(trained)
     if not (math.isfinite(largest) and largest > 0):
         raise TrainingError(

@@ -1,0 +1,144 @@
+"""Policy-gradient objectives over packed rows: what was rewarded becomes more likely, what was not less."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+from torch.nn.utils.rnn import pad_sequence
+
+from tidegate.config.settings import TrainingSettings
+from tidegate.core.objectives.off_policy import truncated_importance
+from tidegate.core.objectives.policy import PolicyLoss, cispo, grpo, gspo, reinforce
+from tidegate.core.objectives.rows import Aggregation
+from tidegate.training.forward import Forward
+from tidegate.training.packing import Pack, TrainingSequence
+from tidegate.training.updates import Mean, StepFigures, Unit, mean_length, measure_entropy
+
+_CLIPPED = {"grpo": grpo, "gspo": gspo, "cispo": cispo}
+
+
+class PolicyUpdate:
+    """``grpo``, ``reinforce``, ``gspo`` or ``cispo`` on answers whose advantages are known.
+
+    The policy that the update starts from is the old one of the ratio and the reference of the KL; its
+    log-probabilities are computed once, before the first step. Where serving recorded those of the policy that
+    sampled, truncated importance weights make up for the difference.
+    """
+
+    def __init__(
+        self,
+        forward: Forward,
+        sequences: Sequence[TrainingSequence],
+        *,
+        advantages: Mapping[str, float],
+        rewards: Mapping[str, float],
+        groups: Mapping[str, str],
+        settings: TrainingSettings,
+    ) -> None:
+        """Train on ``sequences``; ``advantages``, ``rewards`` and ``groups`` are by example id."""
+        together: defaultdict[str, list[TrainingSequence]] = defaultdict(list)
+        for sequence in sequences:
+            together[groups.get(sequence.example_id, f"example:{sequence.example_id}")].append(sequence)
+        self.units: Sequence[Unit] = [
+            tuple(members[start : start + settings.batch_size])
+            for _, members in sorted(together.items())
+            for start in range(0, len(members), settings.batch_size)
+        ]
+        self._forward = forward
+        self._settings = settings
+        self._advantages = advantages
+        self._rewards = rewards
+        self._start = self._logprobs_at_start(sequences)
+        recorded = sum(bool(sequence.logprobs) for sequence in sequences)
+        self.effective: Mapping[str, object] = {
+            "objective": settings.objective,
+            "kl_coefficient": settings.kl_coefficient,
+            "importance_cap": settings.importance_cap,
+            "sequences_with_recorded_logprobs": recorded,
+            "units": len(self.units),
+        }
+
+    def gradients(self, batch: Sequence[Unit]) -> StepFigures:
+        """Add up the batch's gradients part by part."""
+        members = [sequence for unit in batch for sequence in unit]
+        aggregation = Aggregation(
+            how=self._settings.aggregate,
+            tokens=sum(sequence.trained for sequence in members),
+            sequences=len(members),
+            max_length=self._settings.max_length,
+        )
+        parts: list[PolicyLoss] = []
+        loss, nodes = 0.0, 0
+        entropy = Mean()
+        for row in self._forward.parts(members, max_nodes=self._settings.max_tokens_at_once):
+            logits = self._forward.logits(row)
+            measure_entropy(logits, entropy)
+            part = self._loss(row, self._forward.logprobs(row, logits), aggregation)
+            part.loss.backward()  # pyright: ignore[reportUnknownMemberType]
+            loss += float(part.loss.detach())
+            nodes += len(row.token_ids)
+            parts.append(part)
+        return StepFigures(loss=loss, nodes=nodes, figures=self._figures(parts, members, entropy))
+
+    def _loss(self, row: Pack, logprobs_K: torch.Tensor, aggregation: Aggregation) -> PolicyLoss:  # noqa: N803
+        settings = self._settings
+        places_B_T = _padded([torch.tensor(made) for made in row.occurrences], 0)  # noqa: N806
+        lengths = torch.tensor([len(made) for made in row.occurrences])
+        mask_B_T = torch.arange(places_B_T.shape[1])[None, :] < lengths[:, None]  # noqa: N806
+        old_B_T = _padded([self._start[sequence] for sequence in row.sequences], 0.0)  # noqa: N806
+        inputs: dict[str, Any] = {
+            "logprobs_B_T": logprobs_K[places_B_T],
+            "old_B_T": old_B_T,
+            "mask_B_T": mask_B_T,
+            "advantages": torch.tensor([self._advantages[sequence.example_id] for sequence in row.sequences]),
+            "aggregation": aggregation,
+            "importance_B_T": _padded([self._importance(sequence) for sequence in row.sequences], 1.0),
+            "beta": settings.kl_coefficient,
+            "reference_B_T": old_B_T,
+        }
+        if settings.objective == "reinforce":
+            return reinforce(**inputs)
+        bounds = {"eps_low": settings.clip_low, "eps_high": settings.clip_high}
+        inputs |= {name: bound for name, bound in bounds.items() if bound is not None}
+        return _CLIPPED[settings.objective](**inputs)
+
+    def _importance(self, sequence: TrainingSequence) -> torch.Tensor:
+        """Weights of a sequence's trained tokens; 1 where nothing is known of who sampled them."""
+        start = self._start[sequence]
+        if not sequence.logprobs or self._settings.importance_cap == 0:
+            return torch.ones_like(start)
+        sampled = [value for value, trained in zip(sequence.logprobs, sequence.loss_mask, strict=True) if trained]
+        return truncated_importance(start, torch.tensor(sampled), cap=self._settings.importance_cap)
+
+    def _logprobs_at_start(self, sequences: Sequence[TrainingSequence]) -> dict[TrainingSequence, torch.Tensor]:
+        found: dict[TrainingSequence, torch.Tensor] = {}
+        with torch.no_grad():
+            for row in self._forward.parts(sequences, max_nodes=self._settings.max_tokens_at_once):
+                logprobs_K = self._forward.logprobs(row, self._forward.logits(row))  # noqa: N806
+                for sequence, made in zip(row.sequences, row.occurrences, strict=True):
+                    found[sequence] = logprobs_K[torch.tensor(made)].clamp(max=0.0)
+        return found
+
+    def _figures(
+        self, parts: Sequence[PolicyLoss], members: Sequence[TrainingSequence], entropy: Mean
+    ) -> dict[str, float]:
+        tokens = sum(part.tokens for part in parts)
+        weights = sum(part.importance_sum for part in parts)
+        squares = sum(part.importance_square_sum for part in parts)
+        return {
+            "entropy": entropy.value,
+            "kl": sum(part.reference_kl_sum or 0.0 for part in parts) / tokens,
+            "clip_fraction": sum(part.clipped_tokens for part in parts) / tokens,
+            "ratio": sum(part.ratio_sum for part in parts) / tokens,
+            "effective_sample_size": weights**2 / squares / tokens if squares > 0 else 0.0,
+            "reward": sum(self._rewards[sequence.example_id] for sequence in members) / len(members),
+            "length": mean_length(members),
+        }
+
+
+def _padded(rows: Sequence[torch.Tensor], value: float) -> torch.Tensor:
+    """Rows of unequal length as one (B, T) tensor."""
+    return pad_sequence(list(rows), batch_first=True, padding_value=value)

@@ -1,0 +1,163 @@
+"""A run that was cut off goes on to the very same bytes, from a checkpoint that is its own and whole."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+
+from tidegate.core.errors import TrainingError
+from tidegate.core.types import JsonObject
+from tidegate.training.checkpoint import FILE, FOLDER, job_fingerprint
+from tidegate.training.examples import render_example
+from tidegate.training.forward import prepare_forward
+from tidegate.training.job import TrainingJob, TrainingReport
+from tidegate.training.memory import available_memory, memory_bound, require_memory
+from tidegate.training.model import load_model
+from tidegate.training.run import train
+from training_fixtures import agent_example, tiny_job, token_example
+
+OBJECTIVES: dict[str, dict[str, Any]] = {
+    "sft": {"kl_coefficient": 0.1},
+    "grpo": {"objective": "grpo", "kl_coefficient": 0.1},
+    "dpo": {"objective": "dpo"},
+}
+
+
+def job_of(folder: Path, **changes: Any) -> TrainingJob:
+    examples = [
+        replace(
+            token_example([5 + prompt, 6, 7 + number, 8 + number, 9], trained=3, name=f"p{prompt}n{number}"),
+            reward=float(number % 2),
+            group=f"g{prompt}",
+        )
+        for prompt in range(3)
+        for number in range(4)
+    ]
+    settings = {"batch_size": 4, "epochs": 2, "learning_rate": 1e-3, "checkpoint_steps": 2}
+    return tiny_job(folder, examples=examples, **{**settings, **changes})
+
+
+def run(job: TrainingJob, staging: Path, *, ends_after: int | None = None) -> tuple[TrainingReport, list[JsonObject]]:
+    torch.set_num_threads(1)
+    events: list[JsonObject] = []
+
+    def emit(event: JsonObject) -> None:
+        events.append(event)
+        if "step" in event and event["step"] == ends_after:
+            raise KeyboardInterrupt
+
+    return train(job, staging, emit=emit, clock=iter(range(10_000)).__next__), events
+
+
+def checkpoint(job: TrainingJob) -> Path:
+    return job.output_root / FOLDER / job_fingerprint(job) / FILE
+
+
+@pytest.mark.parametrize("objective", list(OBJECTIVES))
+def test_a_run_that_was_cut_off_goes_on_to_the_same_bytes(tmp_path: Path, objective: str) -> None:
+    job = job_of(tmp_path, **OBJECTIVES[objective])
+    whole, _ = run(job, tmp_path / "whole")
+    with pytest.raises(KeyboardInterrupt):
+        run(job, tmp_path / "cut", ends_after=3)
+    assert checkpoint(job).exists()
+    resumed, events = run(job, tmp_path / "resumed")
+    assert (whole.resumed_at, resumed.resumed_at) == (0, 2)
+    assert next(event["step"] for event in events if "step" in event) == 3
+    assert resumed.adapter_sha256 == whole.adapter_sha256
+    assert (resumed.losses, resumed.series, resumed.tokens) == (whole.losses, whole.series, whole.tokens)
+    assert not (job.output_root / FOLDER).exists()
+
+
+def test_a_damaged_checkpoint_is_named_and_not_used(tmp_path: Path) -> None:
+    job = job_of(tmp_path)
+    whole, _ = run(job, tmp_path / "whole")
+    with pytest.raises(KeyboardInterrupt):
+        run(job, tmp_path / "cut", ends_after=3)
+    data = checkpoint(job).read_bytes()
+    checkpoint(job).write_bytes(data[: len(data) // 2])
+    again, events = run(job, tmp_path / "again")
+    assert next(event["note"] for event in events if "note" in event).startswith("the checkpoint cannot be read")
+    assert (again.resumed_at, again.adapter_sha256) == (0, whole.adapter_sha256)
+
+
+def test_the_checkpoint_of_another_run_is_not_used(tmp_path: Path) -> None:
+    first, second = job_of(tmp_path), job_of(tmp_path, learning_rate=2e-3)
+    with pytest.raises(KeyboardInterrupt):
+        run(first, tmp_path / "cut", ends_after=3)
+    assert checkpoint(first) != checkpoint(second)
+    checkpoint(second).parent.mkdir(parents=True)
+    checkpoint(first).rename(checkpoint(second))
+    report, events = run(second, tmp_path / "second")
+    assert report.resumed_at == 0
+    assert any("belongs to another run" in event.get("note", "") for event in events)
+
+
+def test_what_decides_the_run_decides_its_name(tmp_path: Path) -> None:
+    job = job_of(tmp_path)
+    assert job_fingerprint(job) == job_fingerprint(replace(job, output_root=tmp_path / "elsewhere"))
+    others = [replace(job, seed=1), replace(job, threads=2), replace(job, base_sha256="c" * 64)]
+    others.append(replace(job, training=job.training.model_copy(update={"epochs": 9})))
+    names = {job_fingerprint(other) for other in (job, *others)}
+    assert len(names) == 5
+    job.examples.write_text(job.examples.read_text(encoding="utf-8").replace("p0n0", "p0n9"), encoding="utf-8")
+    assert job_fingerprint(job) not in names
+
+
+def test_no_checkpoint_is_written_when_none_is_asked_for(tmp_path: Path) -> None:
+    job = job_of(tmp_path, checkpoint_steps=0)
+    with pytest.raises(KeyboardInterrupt):
+        run(job, tmp_path / "cut", ends_after=5)
+    assert not (job.output_root / FOLDER).exists()
+
+
+def test_layers_that_are_computed_again_give_the_same_step(tmp_path: Path) -> None:
+    plain, _ = run(job_of(tmp_path, epochs=1), tmp_path / "plain")
+    again, _ = run(job_of(tmp_path, epochs=1, gradient_checkpointing=True), tmp_path / "again")
+    assert again.losses == pytest.approx(plain.losses, rel=1e-5)
+    assert again.grad_norms == pytest.approx(plain.grad_norms, rel=1e-4)
+
+
+def test_layers_are_computed_again_only_when_asked(tmp_path: Path) -> None:
+    calls: list[int] = []
+    for checkpointing in (False, True):
+        trained = load_model(job_of(tmp_path, gradient_checkpointing=checkpointing))
+        calls.append(0)
+
+        def count(*_: Any) -> None:
+            calls[-1] += 1
+
+        trained.base.model.layers[0].self_attn.register_forward_pre_hook(count)
+        trained.model(input_ids=torch.tensor([[5, 6, 7]])).logits.sum().backward()
+    assert calls == [1, 2]
+
+
+def test_memory_is_stated_before_the_first_step_and_refused_when_it_is_not_there(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    report, events = run(job_of(tmp_path), tmp_path / "adapter")
+    assert events[0]["plan"]["memory_bound_bytes"] == report.memory_bound
+    assert (report.memory_bound or 0) > 400 << 20
+    monkeypatch.setattr("tidegate.training.run.available_memory", lambda: 300 << 20)
+    with pytest.raises(TrainingError, match=r"needs up to 0\.4 GiB, 0\.3 GiB are free; lower training\.max_tokens"):
+        run(job_of(tmp_path), tmp_path / "refused")
+    assert not (tmp_path / "refused").exists()
+
+
+def test_the_bound_grows_with_what_is_computed_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    trained = load_model(tiny_job(tmp_path))
+    sequences = [s for n in range(4) for s in render_example(trained.tokenizer, agent_example(n))]
+    forward = prepare_forward(trained.base, trained.model, sequences)
+    small = memory_bound(trained, forward.parts(sequences, max_nodes=10), checkpointing=False)
+    large = memory_bound(trained, forward.parts(sequences, max_nodes=10_000), checkpointing=False)
+    lean = memory_bound(trained, forward.parts(sequences, max_nodes=10_000), checkpointing=True)
+    assert (small or 0) < (large or 0) > (lean or 0) > 0
+    monkeypatch.setattr(type(trained.base.config), "get_text_config", lambda *_, **__: SimpleNamespace(vocab_size=9))
+    assert memory_bound(trained, forward.parts(sequences, max_nodes=10), checkpointing=False) is None
+    require_memory(None, 1)
+    require_memory(large, None)
+    assert (available_memory() or 0) > 100 << 20

@@ -1,0 +1,332 @@
+"""Each objective on packed rows against the same formula on whole sequences, one by one, in double precision."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from tidegate.config.settings import TrainingSettings
+from tidegate.core.errors import TrainingError
+from tidegate.core.types import Example
+from tidegate.training.examples import render_example
+from tidegate.training.forward import Forward, prepare_forward
+from tidegate.training.model import LoraModel, load_model
+from tidegate.training.objective import example_advantages, prepare_update
+from tidegate.training.packing import TrainingSequence
+from tidegate.training.updates import LikelihoodUpdate, Start
+from training_fixtures import agent_example, tiny_job, token_example
+
+PROMPTS = ((9, 8, 7, 6), (9, 8, 7, 5), (30, 31))
+ANSWERS = ((40, 41, 2), (40, 42, 43, 2), (44, 2), (45, 46, 47, 48, 2))
+REWARDS = ((1.0, 0.0, 0.0, 1.0), (0.0, 1.0, 0.5, 0.0), (1.0, 1.0, 0.0, 0.0))
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("updates")
+
+
+@pytest.fixture
+def trained(folder: Path) -> LoraModel:
+    """A tiny model whose adapter changes what it computes."""
+    torch.set_num_threads(1)
+    model = load_model(tiny_job(folder))
+    shake(model, seed=3, scale=0.2)
+    return model
+
+
+def shake(model: LoraModel, *, seed: int, scale: float) -> None:
+    generator = torch.Generator().manual_seed(seed)
+    with torch.no_grad():
+        for tensor in model.tensors.values():
+            tensor.add_(torch.randn(tensor.shape, generator=generator) * scale)
+
+
+def answer(prompt: int, number: int, **changes: Any) -> Example:
+    token_ids = (*PROMPTS[prompt], *ANSWERS[number])
+    example = token_example(token_ids, trained=len(ANSWERS[number]), name=f"p{prompt}a{number}")
+    return replace(
+        example,
+        **{
+            "reward": REWARDS[prompt][number],
+            "group": f"g{prompt}",
+            "kind": f"k{prompt % 2}",
+            "sampled_at": number,
+            **changes,
+        },
+    )
+
+
+def batch() -> list[Example]:
+    return [answer(prompt, number) for prompt in range(3) for number in range(4)]
+
+
+def render(model: LoraModel, examples: Sequence[Example]) -> list[TrainingSequence]:
+    return [sequence for example in examples for sequence in render_example(model.tokenizer, example)]
+
+
+def update_of(model: LoraModel, examples: Sequence[Example], **settings: Any) -> Any:
+    chosen = TrainingSettings(**{"batch_size": 64, **settings})
+    sequences = render(model, examples)
+    model.base.set_attn_implementation("sdpa")
+    forward = prepare_forward(model.base, model.model, sequences)
+    assert forward.packed
+    update, left_out = prepare_update(forward, examples, sequences, list(model.tensors.values()), chosen)
+    return update, left_out, forward
+
+
+def gradients_of(model: LoraModel, update: Any) -> tuple[float, torch.Tensor, Mapping[str, float]]:
+    model.model.zero_grad(set_to_none=True)
+    made = update.gradients(update.units)
+    return made.loss, gradient(model), made.figures
+
+
+def gradient(model: LoraModel) -> torch.Tensor:
+    return torch.cat([p.grad.flatten() for p in model.tensors.values() if p.grad is not None]).double()
+
+
+def token_logprobs(model: LoraModel, sequence: TrainingSequence) -> torch.Tensor:
+    """Log-probabilities of the trained tokens from full logits of this sequence alone."""
+    logits = Forward(model.model, None)._model(input_ids=torch.tensor([sequence.token_ids])).logits[0].double()
+    places = [index for index, is_trained in enumerate(sequence.loss_mask) if is_trained]
+    scores = logits.log_softmax(-1)
+    return torch.stack([scores[index - 1, sequence.token_ids[index]] for index in places])
+
+
+def expected(
+    model: LoraModel,
+    examples: Sequence[Example],
+    loss_of: Callable[[list[torch.Tensor], list[torch.Tensor]], torch.Tensor],
+) -> tuple[float, torch.Tensor]:
+    """Loss and gradient of a formula over (log-probabilities now, at the start) of every sequence."""
+    model.base.set_attn_implementation("sdpa")
+    sequences = render(model, examples)
+    with torch.no_grad():
+        before = [token_logprobs(model, sequence) for sequence in sequences]
+    shake(model, seed=11, scale=0.05)
+    model.model.zero_grad(set_to_none=True)
+    loss = loss_of([token_logprobs(model, sequence) for sequence in sequences], before)
+    loss.backward()
+    return float(loss.detach()), gradient(model)
+
+
+def centred(examples: Sequence[Example]) -> list[float]:
+    """Rewards minus the mean of their group."""
+    groups = {example.group for example in examples}
+    mean = {
+        g: sum(e.reward or 0.0 for e in examples if e.group == g) / sum(e.group == g for e in examples) for g in groups
+    }
+    return [(e.reward or 0.0) - mean[e.group] for e in examples]
+
+
+def clipped(now: list[torch.Tensor], before: list[torch.Tensor], advantages: list[float], beta: float) -> torch.Tensor:
+    total = torch.zeros((), dtype=torch.float64)
+    for new, old, advantage in zip(now, before, advantages, strict=True):
+        ratio = (new - old).exp()
+        total = total - torch.minimum(ratio * advantage, ratio.clamp(0.8, 1.2) * advantage).sum()
+        total = total + beta * ((old - new).exp() - (old - new) - 1).sum()
+    return total / sum(len(new) for new in now)
+
+
+@pytest.mark.parametrize("at_once", [10_000, 8])
+@pytest.mark.parametrize("beta", [0.0, 0.3])
+def test_grpo_is_the_clipped_ratio_with_the_divergence(trained: LoraModel, at_once: int, beta: float) -> None:
+    examples = batch()
+    settings = {"objective": "grpo", "reward_scale": "none", "kl_coefficient": beta, "max_tokens_at_once": at_once}
+    update, left_out, _ = update_of(trained, examples, **settings)
+    assert not left_out
+    loss, wanted = expected(trained, examples, lambda now, old: clipped(now, old, centred(examples), beta))
+    attend_packed(trained)
+    found, gradients, figures = gradients_of(trained, update)
+    assert found == pytest.approx(loss, rel=1e-5)
+    assert float((gradients - wanted).norm() / wanted.norm()) < 1e-4
+    assert figures["reward"] == pytest.approx(5.5 / 12)
+    assert figures["kl"] > 0
+    assert figures["ratio"] != 1.0
+    assert figures["effective_sample_size"] == pytest.approx(1.0)
+
+
+def attend_packed(model: LoraModel) -> None:
+    model.base.set_attn_implementation("tidegate_packed")
+
+
+def test_recorded_probabilities_weigh_the_tokens_up_to_the_cap(trained: LoraModel) -> None:
+    plain = batch()
+    sequences = render(trained, plain)
+    trained.base.set_attn_implementation("sdpa")
+    with torch.no_grad():
+        start = [token_logprobs(trained, sequence) for sequence in sequences]
+    # The first answer was sampled by a policy that found its tokens twice as likely, the second by one that found
+    # them ten times less likely; the others by this one.
+    shift = {0: 0.6931471805599453, 1: -2.302585092994046}
+    examples = [
+        replace(
+            example,
+            logprobs=(
+                *[0.0] * (len(example.token_ids) - len(own)),
+                *[min(0.0, float(v) + shift.get(i, 0.0)) for v in own],
+            ),
+        )
+        for i, (example, own) in enumerate(zip(plain, start, strict=True))
+    ]
+    update, _, _ = update_of(trained, examples, objective="reinforce", baseline="leave_one_out")
+    weights = {"p0a0": 0.5, "p0a1": 3.0}
+
+    def formula(now: list[torch.Tensor], _: list[torch.Tensor]) -> torch.Tensor:
+        total = torch.zeros((), dtype=torch.float64)
+        for example, new, advantage in zip(examples, now, centred(examples), strict=True):
+            total = total - weights.get(example.id, 1.0) * advantage * 4 / 3 * new.sum()
+        return total / sum(map(len, now))
+
+    loss, wanted = expected(trained, examples, formula)
+    attend_packed(trained)
+    found, gradients, figures = gradients_of(trained, update)
+    assert found == pytest.approx(loss, rel=1e-4)
+    assert float((gradients - wanted).norm() / wanted.norm()) < 1e-3
+    assert figures["effective_sample_size"] < 0.9
+    assert update.effective["sequences_with_recorded_logprobs"] == 12
+    off, _, _ = update_of(trained, examples, objective="reinforce", baseline="leave_one_out", importance_cap=0)
+    assert gradients_of(trained, off)[2]["effective_sample_size"] == pytest.approx(1.0)
+
+
+@pytest.mark.parametrize("objective", ["grpo", "reinforce", "gspo", "cispo"])
+def test_parts_of_a_batch_add_up(trained: LoraModel, objective: str) -> None:
+    results: list[torch.Tensor] = []
+    for at_once in (10_000, 6):
+        update, _, _ = update_of(
+            trained, batch(), objective=objective, max_tokens_at_once=at_once, aggregate="sequence"
+        )
+        results.append(gradients_of(trained, update)[1])
+    assert float((results[0] - results[1]).norm() / results[0].norm()) < 1e-5
+    assert float(results[0].norm()) > 0
+
+
+@pytest.mark.parametrize("at_once", [10_000, 6])
+def test_dpo_is_the_logistic_loss_of_the_margin(trained: LoraModel, at_once: int) -> None:
+    examples = [answer(0, 0), answer(0, 1), answer(1, 1), answer(1, 0)]
+    update, left_out, _ = update_of(trained, examples, objective="dpo", max_tokens_at_once=at_once)
+    assert not left_out.get("unpaired")
+    start, _, figures = gradients_of(trained, update)
+    assert start == pytest.approx(0.6931472, rel=1e-5)
+    assert figures["margin"] == pytest.approx(0.0, abs=1e-5)
+
+    def formula(now: list[torch.Tensor], old: list[torch.Tensor]) -> torch.Tensor:
+        change = [new.sum() - before.sum() for new, before in zip(now, old, strict=True)]
+        margins = torch.stack([change[0] - change[1], change[2] - change[3]])
+        return -torch.nn.functional.logsigmoid(0.1 * margins).mean()
+
+    loss, wanted = expected(trained, examples, formula)
+    attend_packed(trained)
+    found, gradients, _ = gradients_of(trained, update)
+    assert found == pytest.approx(loss, rel=1e-5)
+    assert float((gradients - wanted).norm() / wanted.norm()) < 1e-4
+
+
+def test_kto_raises_what_was_liked_and_lowers_what_was_not(trained: LoraModel) -> None:
+    examples = [answer(0, 0), answer(0, 1), answer(2, 1), answer(1, 0)]
+    update, _, forward = update_of(trained, examples, objective="kto")
+    _, gradients, figures = gradients_of(trained, update)
+    assert figures["accuracy"] in (0.0, 0.5, 1.0)
+    sums = {e.id: logprob_sum(forward, trained, e) for e in examples}
+    step = 0.05 / float(gradients.norm())
+    with torch.no_grad():
+        for tensor in trained.tensors.values():
+            if tensor.grad is not None:
+                tensor.sub_(step * tensor.grad)
+    change = {e.id: logprob_sum(forward, trained, e) - sums[e.id] for e in examples}
+    assert (
+        sum(change[e.id] for e in examples if e.reward == 1.0) > 0 > sum(change[e.id] for e in examples if not e.reward)
+    )
+
+
+def logprob_sum(forward: Forward, model: LoraModel, example: Example) -> float:
+    (row,) = forward.parts(render(model, [example]), max_nodes=10_000)
+    with torch.no_grad():
+        return float(forward.logprobs(row, forward.logits(row)).sum())
+
+
+def test_a_divergence_holds_the_likelihood_back(trained: LoraModel) -> None:
+    examples = [agent_example(number) for number in range(4)]
+    sequences = render(trained, examples)
+    forward = prepare_forward(trained.base, trained.model, sequences)
+    parameters = list(trained.tensors.values())
+    free = LikelihoodUpdate(forward, sequences, parameters, TrainingSettings())
+    held = LikelihoodUpdate(forward, sequences, parameters, TrainingSettings(kl_coefficient=2.0))
+    loss, pull, figures = gradients_of(trained, free)
+    assert "kl" not in figures
+    same, also, at_start = gradients_of(trained, held)
+    assert at_start["kl"] == pytest.approx(0.0, abs=1e-6)
+    assert (same, float((also - pull).norm())) == (pytest.approx(loss, rel=1e-5), pytest.approx(0.0, abs=1e-4))
+    shake(trained, seed=5, scale=0.1)
+    moved, _, away = gradients_of(trained, held)
+    unheld, _, _ = gradients_of(trained, free)
+    assert away["kl"] > 0.001
+    assert moved == pytest.approx(unheld + 2.0 * away["kl"], rel=1e-4)
+
+
+def test_the_start_stays_what_it_was_and_so_does_what_is_trained(trained: LoraModel) -> None:
+    start = Start(list(trained.tensors.values()))
+    before = {name: tensor.detach().clone() for name, tensor in trained.tensors.items()}
+    shake(trained, seed=7, scale=1.0)
+    after = {name: tensor.detach().clone() for name, tensor in trained.tensors.items()}
+    with start.in_force():
+        assert all(torch.equal(trained.tensors[name], tensor) for name, tensor in before.items())
+    assert all(torch.equal(trained.tensors[name], tensor) for name, tensor in after.items())
+    with pytest.raises(ZeroDivisionError), start.in_force():
+        _ = 1 / 0
+    assert all(torch.equal(trained.tensors[name], tensor) for name, tensor in after.items())
+
+
+def test_answers_that_tell_nothing_are_counted(trained: LoraModel) -> None:
+    examples = [
+        *(answer(0, number) for number in range(4)),
+        *(answer(1, number, reward=1.0) for number in range(4)),
+        answer(2, 0),
+        replace(answer(2, 1), group=None),
+        replace(answer(2, 2), reward=None),
+    ]
+    update, left_out, _ = update_of(trained, examples, objective="grpo")
+    assert left_out == {"unscored": 1, "without_comparison": 2, "as_expected": 4}
+    assert sum(map(len, update.units)) == 4
+    update, left_out, _ = update_of(trained, examples, objective="dpo")
+    assert left_out == {"unscored": 1, "unpaired": 6}
+    assert [len(unit) for unit in update.units] == [2, 2]
+
+
+@pytest.mark.parametrize(
+    ("settings", "examples", "says"),
+    [
+        ({"objective": "grpo"}, [answer(0, n, reward=1.0) for n in range(4)], "4 as_expected.*'slice'"),
+        ({"objective": "grpo"}, [answer(p, 0) for p in range(3)], "3 without_comparison"),
+        ({"objective": "grpo"}, [answer(0, n, reward=None) for n in range(4)], "4 unscored"),
+        ({"objective": "dpo"}, [answer(0, 0), answer(1, 0)], "no prompt has a right and a wrong answer"),
+        ({"objective": "kto"}, [answer(0, 0), answer(0, 3)], "2 right and 0 wrong"),
+    ],
+)
+def test_an_update_that_would_change_nothing_is_an_error(
+    trained: LoraModel, settings: dict[str, Any], examples: list[Example], says: str
+) -> None:
+    with pytest.raises(TrainingError, match=says):
+        update_of(trained, examples, **settings)
+
+
+def test_one_answer_a_prompt_learns_from_earlier_ones_of_its_kind(trained: LoraModel) -> None:
+    examples = [answer(0, n, group=f"only-{n}") for n in range(4)]
+    with pytest.raises(TrainingError, match="without_comparison"):
+        update_of(trained, examples, objective="reinforce")
+    for baseline in ("slice", "batch"):
+        update, _, _ = update_of(trained, examples, objective="reinforce", baseline=baseline)
+        assert float(gradients_of(trained, update)[1].norm()) > 0
+
+
+def test_the_order_of_sampling_decides_what_came_earlier() -> None:
+    settings = TrainingSettings(objective="reinforce", baseline="slice")
+    examples = [answer(0, n) for n in range(4)]
+    turned = [replace(example, sampled_at=-float(example.sampled_at or 0.0)) for example in examples]
+    assert example_advantages(examples, settings) == example_advantages(examples[::-1], settings)
+    assert example_advantages(examples, settings) != example_advantages(turned, settings)
