@@ -330,3 +330,16 @@ def test_the_order_of_sampling_decides_what_came_earlier() -> None:
     turned = [replace(example, sampled_at=-float(example.sampled_at or 0.0)) for example in examples]
     assert example_advantages(examples, settings) == example_advantages(examples[::-1], settings)
     assert example_advantages(examples, settings) != example_advantages(turned, settings)
+
+
+def test_a_single_step_needs_no_pass_before_it_and_computes_the_same(trained: LoraModel) -> None:
+    one, _, _ = update_of(trained, batch(), objective="grpo", epochs=1)
+    several, _, _ = update_of(trained, batch(), objective="grpo", epochs=2)
+    assert not one._start
+    assert several._start
+    loss, gradients, figures = gradients_of(trained, several)
+    found, also, same = gradients_of(trained, one)
+    assert found == pytest.approx(loss, abs=1e-6)
+    assert float((also - gradients).norm() / gradients.norm()) < 1e-5
+    assert same == pytest.approx(figures, abs=1e-6)
+    assert one._start.keys() == several._start.keys()

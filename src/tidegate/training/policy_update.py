@@ -24,8 +24,8 @@ class PolicyUpdate:
     """``grpo``, ``reinforce``, ``gspo`` or ``cispo`` on answers whose advantages are known.
 
     The policy that the update starts from is the old one of the ratio and the reference of the KL; its
-    log-probabilities are computed once, before the first step. Where serving recorded those of the policy that
-    sampled, truncated importance weights make up for the difference.
+    log-probabilities are computed once, before the first step, or in it when there is no other. Where serving recorded
+    those of the policy that sampled, truncated importance weights make up for the difference.
     """
 
     def __init__(
@@ -51,7 +51,8 @@ class PolicyUpdate:
         self._settings = settings
         self._advantages = advantages
         self._rewards = rewards
-        self._start = self._logprobs_at_start(sequences)
+        only_step = settings.epochs == 1 and sum(map(len, self.units)) <= settings.batch_size
+        self._start = {} if only_step else self._logprobs_at_start(sequences)
         recorded = sum(bool(sequence.logprobs) for sequence in sequences)
         self.effective: Mapping[str, object] = {
             "objective": settings.objective,
@@ -76,7 +77,10 @@ class PolicyUpdate:
         for row in self._forward.parts(members, max_nodes=self._settings.max_tokens_at_once):
             logits = self._forward.logits(row)
             measure_entropy(logits, entropy)
-            part = self._loss(row, self._forward.logprobs(row, logits), aggregation)
+            logprobs = self._forward.logprobs(row, logits)
+            if not self._start.keys() >= set(row.sequences):
+                self._start |= _by_sequence(row, logprobs.detach())
+            part = self._loss(row, logprobs, aggregation)
             part.loss.backward()  # pyright: ignore[reportUnknownMemberType]
             loss += float(part.loss.detach())
             nodes += len(row.token_ids)
@@ -117,9 +121,7 @@ class PolicyUpdate:
         found: dict[TrainingSequence, torch.Tensor] = {}
         with torch.no_grad():
             for row in self._forward.parts(sequences, max_nodes=self._settings.max_tokens_at_once):
-                logprobs_K = self._forward.logprobs(row, self._forward.logits(row))  # noqa: N806
-                for sequence, made in zip(row.sequences, row.occurrences, strict=True):
-                    found[sequence] = logprobs_K[torch.tensor(made)].clamp(max=0.0)
+                found |= _by_sequence(row, self._forward.logprobs(row, self._forward.logits(row)))
         return found
 
     def _figures(
@@ -137,6 +139,14 @@ class PolicyUpdate:
             "reward": sum(self._rewards[sequence.example_id] for sequence in members) / len(members),
             "length": mean_length(members),
         }
+
+
+def _by_sequence(row: Pack, logprobs_K: torch.Tensor) -> dict[TrainingSequence, torch.Tensor]:  # noqa: N803
+    """Each sequence's share of what was computed for its row."""
+    return {
+        sequence: logprobs_K[torch.tensor(made)].clamp(max=0.0)
+        for sequence, made in zip(row.sequences, row.occurrences, strict=True)
+    }
 
 
 def _padded(rows: Sequence[torch.Tensor], value: float) -> torch.Tensor:

@@ -48,13 +48,13 @@ def main(arguments: list[str]) -> int:
 
 def _run(job_file: Path, emit: Callable[[JsonObject], None]) -> dict[str, Any]:
     job = TrainingJob.read(job_file)
-    _make_deterministic(job.compute_threads)
+    make_deterministic(job.compute_threads)
     from tidegate.training.run import train  # noqa: PLC0415
 
     return train(job, job_file.parent / STAGING, emit=emit, clock=time.monotonic).to_json()
 
 
-def _make_deterministic(threads: int) -> None:
+def make_deterministic(threads: int) -> None:
     """One rounding order on one machine: fixed threads, deterministic kernels."""
     import torch  # noqa: PLC0415
     from transformers.utils import logging  # noqa: PLC0415
