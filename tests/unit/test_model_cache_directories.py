@@ -14,13 +14,13 @@ from safetensors.torch import save_file
 from engine_fixtures import write_tiny_model
 from tidegate.core.errors import ModelError
 from tidegate.engines.model_cache import (
-    available_memory_bytes,
     base_hash,
     cache_root,
     check_memory,
     remembered_hash,
     resolve_model,
 )
+from tidegate.machine import available_memory_bytes
 
 
 @pytest.fixture

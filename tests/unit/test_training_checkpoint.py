@@ -16,7 +16,7 @@ from tidegate.training.checkpoint import FILE, FOLDER, job_fingerprint
 from tidegate.training.examples import render_example
 from tidegate.training.forward import prepare_forward
 from tidegate.training.job import TrainingJob, TrainingReport
-from tidegate.training.memory import available_memory, memory_bound, require_memory
+from tidegate.training.memory import memory_bound, require_memory
 from tidegate.training.model import load_model
 from tidegate.training.run import train
 from training_fixtures import agent_example, tiny_job, token_example
@@ -142,7 +142,7 @@ def test_memory_is_stated_before_the_first_step_and_refused_when_it_is_not_there
     report, events = run(job_of(tmp_path), tmp_path / "adapter")
     assert events[0]["plan"]["memory_bound_bytes"] == report.memory_bound
     assert (report.memory_bound or 0) > 400 << 20
-    monkeypatch.setattr("tidegate.training.run.available_memory", lambda: 300 << 20)
+    monkeypatch.setattr("tidegate.training.run.available_memory_bytes", lambda: 300 << 20)
     with pytest.raises(TrainingError, match=r"needs up to 0\.4 GiB, 0\.3 GiB are free; lower training\.max_tokens"):
         run(job_of(tmp_path), tmp_path / "refused")
     assert not (tmp_path / "refused").exists()
@@ -160,4 +160,3 @@ def test_the_bound_grows_with_what_is_computed_at_once(tmp_path: Path, monkeypat
     assert memory_bound(trained, forward.parts(sequences, max_nodes=10), checkpointing=False) is None
     require_memory(None, 1)
     require_memory(large, None)
-    assert (available_memory() or 0) > 100 << 20

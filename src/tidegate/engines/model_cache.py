@@ -20,6 +20,7 @@ from tidegate.artifacts import file_hash, write_atomically
 from tidegate.core.errors import ModelError
 from tidegate.core.hashing import content_hash
 from tidegate.engines.known_models import KNOWN_MODELS, KnownModel, obtain_known_model
+from tidegate.machine import available_memory_bytes
 
 Progress = Callable[[str], None]
 
@@ -145,21 +146,6 @@ def check_memory(model_dir: Path, *, bytes_per_parameter: int, available_bytes: 
             f"at {bytes_per_parameter} bytes each, but {available / 1e9:.1f} GB of memory are available; "
             "choose a smaller model, set model.dtype = 'bfloat16', or serve it with an external engine"
         )
-
-
-def available_memory_bytes() -> int | None:
-    """Memory that can be taken now: the smaller of the system's and the control group's; None when unknown."""
-    candidates: list[int] = []
-    try:
-        lines = Path("/proc/meminfo").read_text(encoding="ascii").splitlines()
-        candidates.extend(int(line.split()[1]) * 1024 for line in lines if line.startswith("MemAvailable:"))
-        limit = Path("/sys/fs/cgroup/memory.max").read_text(encoding="ascii").strip()
-        if limit != "max":
-            used = int(Path("/sys/fs/cgroup/memory.current").read_text(encoding="ascii"))
-            candidates.append(max(0, int(limit) - used))
-    except (OSError, ValueError):
-        pass  # not Linux, or no control group: what was found so far counts
-    return min(candidates, default=None)
 
 
 def _parameter_count(file: Path) -> int:

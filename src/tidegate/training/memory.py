@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
 from tidegate.core.errors import TrainingError
@@ -37,28 +36,8 @@ def memory_bound(trained: LoraModel, rows: Sequence[Pack], *, checkpointing: boo
     return base + trained.trainable_parameters * _FLOAT * _ADAPTER_COPIES + largest + _REST
 
 
-def available_memory() -> int | None:
-    """Bytes that this process may still take, itself included; None where the system does not say."""
-    try:
-        lines = Path("/proc/meminfo").read_text(encoding="utf-8").splitlines()
-        free = next(int(line.split()[1]) << 10 for line in lines if line.startswith("MemAvailable:"))
-        held = int(Path("/proc/self/statm").read_text(encoding="utf-8").split()[1]) * 4096
-    except (OSError, StopIteration, ValueError):
-        return None
-    limits = [free]
-    for limit, used in (
-        ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory.current"),
-        ("/sys/fs/cgroup/memory/memory.limit_in_bytes", "/sys/fs/cgroup/memory/memory.usage_in_bytes"),
-    ):
-        try:
-            limits.append(int(Path(limit).read_text(encoding="utf-8")) - int(Path(used).read_text(encoding="utf-8")))
-        except (OSError, ValueError):
-            continue
-    return max(0, min(limits)) + held
-
-
 def require_memory(bound: int | None, available: int | None) -> None:
-    """Refuse a run that would not fit.
+    """Refuse a run that would not fit into what is ``available``, both in bytes.
 
     Raises:
         TrainingError: the bound is above what there is.

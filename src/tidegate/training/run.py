@@ -10,13 +10,14 @@ from typing import Any
 import torch
 
 from tidegate.core.errors import TrainingError
+from tidegate.machine import available_memory_bytes
 from tidegate.training.adapter_files import largest_b, write_adapter
 from tidegate.training.checkpoint import checkpoint_of
 from tidegate.training.examples import read_examples, render_example
 from tidegate.training.forward import Forward, prepare_forward
 from tidegate.training.job import TrainingJob, TrainingReport
 from tidegate.training.loop import Emit, LoopResult, run_loop, units_a_step
-from tidegate.training.memory import available_memory, memory_bound, require_memory
+from tidegate.training.memory import memory_bound, require_memory
 from tidegate.training.model import LoraModel, base_fingerprint, load_model
 from tidegate.training.objective import prepare_update
 from tidegate.training.packing import TrainingSequence
@@ -107,7 +108,7 @@ def _state_plan(job: TrainingJob, trained: LoraModel, forward: Forward, update: 
             }
         }
     )
-    require_memory(bound, available_memory())
+    require_memory(bound, available_memory_bytes())
     return bound
 
 
