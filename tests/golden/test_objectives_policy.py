@@ -236,7 +236,7 @@ def test_half_precision_is_computed_in_single(dtype: torch.dtype) -> None:
 
 
 def test_the_three_averages_by_hand() -> None:
-    losses, mask = torch.tensor([[1.0, 2.0, 3.0], [6.0, 9.0, 9.0]]), torch.tensor([[1, 1, 1], [1, 0, 0]])
+    losses, mask = torch.tensor([[1.0, 2.0, 3.0], [6.0, 9.0, math.nan]]), torch.tensor([[1, 1, 1], [1, 0, 0]])
     expected = {"token": 12 / 4, "sequence": (2 + 6) / 2, "dr_grpo": 12 / (2 * 5)}
     for how, value in expected.items():
         settings: dict[str, Any] = {"how": how, "tokens": 4, "sequences": 2, "max_length": 5}

@@ -21,9 +21,6 @@ from tidegate.core.objectives.divergence import log_softmax
 from tidegate.core.objectives.policy import PolicyLoss, reinforce
 from tidegate.core.objectives.rows import Aggregation, aggregate, kept, kept_logprobs, refuse, trained_tokens
 
-TOP_K = 4
-"""Teacher log-probabilities captured for each token."""
-
 _TAIL_FLOOR = 1e-6
 """Least mass of a captured teacher's tail: what the rounding of its log-probabilities leaves uncertain."""
 
@@ -169,8 +166,8 @@ def captured_buckets(topk_N_K: torch.Tensor) -> torch.Tensor:
     taken to be at least 1e-6, so that a student's tail costs at most about 14 nats.
 
     Args:
-        topk_N_K: log-probabilities of the teacher's K likeliest tokens, shape (N, K), :data:`TOP_K` by default where
-            they are captured; finite, with a sum of probabilities up to 1.
+        topk_N_K: log-probabilities of the teacher's K likeliest tokens, shape (N, K), finite, with a sum of
+            probabilities up to 1; 4 of them hold nearly all the mass of most tokens.
 
     Returns:
         (N, K + 1), without gradient.

@@ -41,7 +41,7 @@ def truncated_importance(policy: torch.Tensor, behaviour: torch.Tensor, *, cap: 
         raise ValueError(f"cap = {cap!r}; a finite number above 0 is accepted")
     log_ratio = exact(policy.detach(), "policy") - exact(behaviour.detach(), "behaviour")
     refuse(log_ratio, ~torch.isfinite(log_ratio), "log(pi / mu)", "finite log-probabilities are accepted")
-    return log_ratio.clamp(max=math.log(cap)).exp().clamp(max=cap)
+    return log_ratio.exp().clamp(max=cap)
 
 
 def ips(weights: torch.Tensor, rewards: torch.Tensor) -> torch.Tensor:
