@@ -12,7 +12,7 @@ from typing import Annotated
 
 import typer
 
-from tidegate.cli import audit, canary, candidates, controls, cycles, inspect, releases, run, tasks
+from tidegate.cli import audit, canary, candidates, controls, cycles, inspect, lab, releases, run, tasks
 from tidegate.cli.context import GlobalOptions
 
 app = typer.Typer(
@@ -50,3 +50,4 @@ releases.register(app)
 controls.register(app)
 audit.register(app)
 inspect.register(app)
+lab.register(app)
