@@ -14,7 +14,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from benchmarks.harness import Options, Row, measured
 from tidegate.app.laboratory import collapse
 from tidegate.config import Settings
-from tidegate.lab.collapse import CURATIONS, CollapseRun, Curation
+from tidegate.lab.batches import CURATIONS, Curation
+from tidegate.lab.collapse import CollapseRun
 
 PEER = "aggressive"
 HALVES = (

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from tidegate.core.errors import ConfigError
-from tidegate.lab.bandit import BanditOptions, advantages, condensed, run_bandit
+from tidegate.lab.bandit import NOISE_STD, TRUE_REWARDS, BanditOptions, advantages, condensed, run_bandit
 
 REWARDS = np.array([0.2, 0.5, 0.75, 0.92])
 SEEDS = range(20)
@@ -51,6 +51,24 @@ def test_a_large_step_is_clipped_and_a_wider_range_clips_less() -> None:
     assert sum(step.clip_fraction for step in narrow) > sum(step.clip_fraction for step in wide) > 0.0
     assert all(0.0 <= step.clip_fraction < 1.0 for step in narrow)  # the first sample of a group has ratio 1
     assert narrow[-1].best_arm_probability != wide[-1].best_arm_probability
+
+
+def test_ratios_count_as_clipped_on_both_sides_of_the_range() -> None:
+    """An independent walk through the first step's samples."""
+    options = BanditOptions(steps=1, lr=5.0, eps=0.05, group_size=8, seed=3)
+    noise, draws = np.random.default_rng(3), np.random.default_rng(3)
+    arms = [draws.choice(4, p=[0.25] * 4) for _ in range(8)]
+    rewards = [min(1.0, max(0.0, TRUE_REWARDS[arm] + noise.normal(0.0, NOISE_STD))) for arm in arms]
+    logits, low, high = np.zeros(4), 0, 0
+    for arm, reward in zip(arms, rewards, strict=True):
+        now = np.exp(logits) / np.exp(logits).sum()
+        ratio, advantage = now[arm] / 0.25, round(reward - sum(rewards) / 8, 3)
+        low, high = low + (ratio < 0.95), high + (ratio > 1.05)
+        logits += 5.0 * min(ratio * advantage, float(np.clip(ratio, 0.95, 1.05)) * advantage) * (np.eye(4)[arm] - now)
+    (step,) = run_bandit(options)
+    assert min(low, high) >= 1
+    assert step.clip_fraction == round((low + high) / 8, 2)
+    assert step.best_arm_probability == round(float(np.exp(logits)[3] / np.exp(logits).sum()), 3)
 
 
 def test_the_reference_settings_do_not_reach_near_one_and_others_do() -> None:

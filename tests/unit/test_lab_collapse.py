@@ -30,7 +30,8 @@ from tidegate.lab.agent import (
     first_policy,
     softmax,
 )
-from tidegate.lab.collapse import CURATIONS, CollapseRun, Curation, run_collapse, sampled
+from tidegate.lab.batches import CURATIONS, Curation
+from tidegate.lab.collapse import CollapseRun, run_collapse, sampled
 
 RULES = load_policy().collapse
 assert isinstance(RULES, CollapseRules)

@@ -7,7 +7,8 @@ from collections.abc import Iterable, Sequence
 from tidegate.app.gates import build_policy
 from tidegate.config import Settings
 from tidegate.core.errors import ConfigError
-from tidegate.lab.collapse import CURATIONS, CollapseRun, Curation, run_collapse
+from tidegate.lab.batches import CURATIONS, Curation
+from tidegate.lab.collapse import CollapseRun, run_collapse
 
 
 def collapse(

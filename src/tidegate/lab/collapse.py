@@ -13,7 +13,6 @@ Sources: Shumailov et al. (2024), AI models collapse when trained on recursively
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -24,48 +23,14 @@ from tidegate.core.gate.collapse import collapse_alarms
 from tidegate.core.gate.decisions import Alarm
 from tidegate.core.gate.policy import CollapseRules
 from tidegate.core.gate.samples import SampleEvidence, measure_samples
-from tidegate.core.selection.weights import exploration_weights
 from tidegate.core.types import Answer
-from tidegate.lab.agent import (
-    BALANCED,
-    KINDS,
-    STRATEGIES,
-    TRAFFIC,
-    Array,
-    Indices,
-    Policy,
-    Tasks,
-    draw_tasks,
-    first_policy,
-)
+from tidegate.lab.agent import BALANCED, KINDS, STRATEGIES, TRAFFIC, Policy, Tasks, draw_tasks, first_policy
+from tidegate.lab.batches import Batch, Curation, mixed, successes
 
 _WINDOW = 400  # tasks a round
 _LR = 1.0
 _STEPS = 20  # of gradient descent a round: about as far as the batch's own shares
 _START, _TRAFFIC, _ANSWERS, _CHOICES, _SEALED, _SAMPLES = range(6)  # streams of random numbers
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Curation:
-    """What becomes of a round's successes.
-
-    ``most_frequent_only``: only those of the strategy that succeeded most often stay. ``balanced``: every kind weighs
-    the same, and within a kind strategies get exploration weights. ``replay_share`` and ``demonstration_share`` in
-    [0, 1): of the batch, from successes of all earlier rounds and from an expert, both the same for every kind.
-    """
-
-    name: str
-    most_frequent_only: bool = False
-    balanced: bool = False
-    replay_share: float = 0.0
-    demonstration_share: float = 0.0
-
-
-CURATIONS = (
-    Curation(name="aggressive", most_frequent_only=True),
-    Curation(name="successes"),
-    Curation(name="full", balanced=True, replay_share=0.15, demonstration_share=0.10),
-)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -92,15 +57,6 @@ class CollapseRun:
         return tuple(alarm.name for alarm in self.alarms if alarm.fires)
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class _Batch:
-    """(N,) kinds, strategies and weights of training examples."""
-
-    kinds: Indices
-    strategies: Indices
-    weights: Array
-
-
 def run_collapse(*, seed: int, curation: Curation, rounds: int, rules: CollapseRules, level: float) -> CollapseRun:
     """Train for some rounds and let the gate's collapse tests look at the result.
 
@@ -121,11 +77,11 @@ def run_collapse(*, seed: int, curation: Curation, rounds: int, rules: CollapseR
     traffic, answers, choices = (np.random.default_rng([seed, stream]) for stream in (_TRAFFIC, _ANSWERS, _CHOICES))
     anchor = policy = first_policy(np.random.default_rng([seed, _START]))
     standings = [_standing(policy)]
-    earlier: list[_Batch] = []
+    earlier: list[Batch] = []
     for _ in range(rounds):
         tasks = draw_tasks(TRAFFIC, _WINDOW, traffic)
-        fresh = _kept(tasks, policy.draw(tasks.kinds, answers), curation)
-        batch = _mixed(fresh, earlier, curation, choices)
+        fresh = successes(tasks, policy.draw(tasks.kinds, answers), curation)
+        batch = mixed(fresh, earlier, curation, choices)
         earlier.append(fresh)
         policy = policy.trained(batch.kinds, batch.strategies, batch.weights, lr=_LR, steps=_STEPS)
         standings.append(_standing(policy))
@@ -178,51 +134,3 @@ def _answers(
 
 def _standing(policy: Policy) -> Standing:
     return Standing(traffic=policy.success(TRAFFIC), held_out=policy.success(BALANCED), strategies=policy.spread)
-
-
-def _kept(tasks: Tasks, strategies: Indices, curation: Curation) -> _Batch:
-    """The successes of a round that may train, with their weights."""
-    right = tasks.solved_by[np.arange(len(strategies)), strategies]
-    kinds, strategies = tasks.kinds[right], strategies[right]
-    if curation.most_frequent_only and len(strategies):
-        leading = strategies == np.bincount(strategies).argmax()
-        kinds, strategies = kinds[leading], strategies[leading]
-    weights = np.ones(len(kinds))
-    if curation.balanced:
-        seen = Counter(kinds.tolist())
-        for kind, count in seen.items():
-            bonus = exploration_weights([STRATEGIES[strategy] for strategy in strategies[kinds == kind]])
-            weights[kinds == kind] = np.array(bonus) * len(kinds) / (len(seen) * count)
-    return _Batch(kinds, strategies, weights)
-
-
-def _mixed(fresh: _Batch, earlier: Sequence[_Batch], curation: Curation, rng: np.random.Generator) -> _Batch:
-    """The batch: fresh successes, replay and demonstrations in their shares. Replayed and shown examples weigh 1."""
-    size = len(fresh.kinds) / (1.0 - curation.replay_share - curation.demonstration_share)
-    parts = [
-        (fresh.kinds, fresh.strategies),
-        _replayed(earlier, round(size * curation.replay_share), rng),
-        _shown(round(size * curation.demonstration_share), rng),
-    ]
-    kinds, strategies = (np.concatenate([part[column] for part in parts]) for column in range(2))
-    return _Batch(kinds, strategies, np.concatenate([fresh.weights, np.ones(len(kinds) - len(fresh.kinds))]))
-
-
-def _replayed(earlier: Sequence[_Batch], count: int, rng: np.random.Generator) -> tuple[Indices, Indices]:
-    """``count`` successes of all earlier rounds, every kind that there is as likely as the others."""
-    if not count or not any(len(batch.kinds) for batch in earlier):
-        return np.zeros(0, dtype=np.int64), np.zeros(0, dtype=np.int64)
-    kinds = np.concatenate([batch.kinds for batch in earlier])
-    strategies = np.concatenate([batch.strategies for batch in earlier])
-    counts = np.bincount(kinds)
-    shares = 1.0 / counts[kinds]
-    chosen = rng.choice(len(kinds), size=count, p=shares / shares.sum())
-    return kinds[chosen], strategies[chosen]
-
-
-def _shown(count: int, rng: np.random.Generator) -> tuple[Indices, Indices]:
-    """``count`` demonstrations of an expert who takes any strategy that solves the task, the kinds balanced."""
-    tasks = draw_tasks(BALANCED, count, rng)
-    preference = rng.random(tasks.solved_by.shape) * tasks.solved_by
-    solvable = tasks.solved_by.any(axis=1)
-    return tasks.kinds[solvable], preference[solvable].argmax(axis=1)
