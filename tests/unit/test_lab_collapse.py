@@ -6,6 +6,7 @@ from dataclasses import replace
 from functools import cache
 from importlib import resources
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -30,7 +31,7 @@ from tidegate.lab.agent import (
     first_policy,
     softmax,
 )
-from tidegate.lab.batches import CURATIONS, Curation
+from tidegate.lab.batches import CURATIONS, Batch, Curation, mixed
 from tidegate.lab.collapse import CollapseRun, run_collapse, sampled
 
 RULES = load_policy().collapse
@@ -93,6 +94,19 @@ def test_curations_of_a_seed_start_from_the_same_policy() -> None:
 def test_a_run_repeats_and_one_round_is_the_beginning_of_two() -> None:
     assert run(FULL, rounds=3) == run(FULL, rounds=3)
     assert run(FULL, rounds=2).standings == run(FULL, rounds=3).standings[:3]
+
+
+def test_earlier_rounds_accumulate(monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: list[tuple[Batch, ...]] = []
+
+    def watched(fresh: Batch, earlier: list[Batch], *rest: Any) -> Batch:
+        seen.append((*earlier, fresh))
+        return mixed(fresh, earlier, *rest)
+
+    monkeypatch.setattr("tidegate.lab.collapse.mixed", watched)
+    run(FULL, rounds=4)
+    assert [len(batches) for batches in seen] == [1, 2, 3, 4]
+    assert seen[0] == seen[3][:1]
 
 
 def test_the_weights_keep_the_variety_and_the_mix_alone_does_not() -> None:

@@ -35,8 +35,8 @@ class Curation:
         replay, shown = self.replay_share, self.demonstration_share
         if not (replay >= 0.0 and shown >= 0.0 and replay + shown < 1.0):
             raise ValueError(
-                f"curation {self.name!r}: replay_share = {replay!r}, demonstration_share = {shown!r}; shares >= 0 with a "
-                "sum below 1 are accepted"
+                f"curation {self.name!r}: replay_share = {replay!r}, demonstration_share = {shown!r}; shares >= 0 "
+                "with a sum below 1 are accepted"
             )
 
 
