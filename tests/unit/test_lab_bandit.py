@@ -10,7 +10,7 @@ import pytest
 from tidegate.core.errors import ConfigError
 from tidegate.lab.bandit import NOISE_STD, TRUE_REWARDS, BanditOptions, advantages, condensed, run_bandit
 
-REWARDS = np.array([0.2, 0.5, 0.75, 0.92])
+REWARDS = (0.2, 0.5, 0.75, 0.92)
 SEEDS = range(20)
 
 
@@ -20,14 +20,13 @@ def reached(**options: Any) -> list[float]:
 
 
 def test_advantages_by_hand() -> None:
-    rounded = advantages(REWARDS, BanditOptions())
-    np.testing.assert_array_equal(rounded, [-0.393, -0.093, 0.157, 0.328])
+    assert advantages(REWARDS, BanditOptions()) == (-0.393, -0.093, 0.157, 0.328)
     exact = advantages(REWARDS, BanditOptions(rounded=False))
-    np.testing.assert_allclose(exact, [-0.3925, -0.0925, 0.1575, 0.3275], atol=1e-12)
-    scaled = advantages(np.array([1.0, 0, 0, 1, 0, 0, 0, 0]), BanditOptions(scale="group", rounded=False))
-    np.testing.assert_allclose(scaled, [1.619835 if place in (0, 3) else -0.539945 for place in range(8)], atol=1e-6)
-    np.testing.assert_array_equal(advantages(REWARDS, BanditOptions(baseline="none")), REWARDS)
-    np.testing.assert_array_equal(advantages(np.full(4, 0.5), BanditOptions(scale="group")), np.zeros(4))
+    assert exact == pytest.approx((-0.3925, -0.0925, 0.1575, 0.3275))
+    scaled = advantages([1.0, 0, 0, 1, 0, 0, 0, 0], BanditOptions(scale="group", rounded=False))
+    assert scaled == pytest.approx([1.619835 if place in (0, 3) else -0.539945 for place in range(8)], abs=1e-6)
+    assert advantages(REWARDS, BanditOptions(baseline="none")) == REWARDS
+    assert advantages([0.5] * 4, BanditOptions(scale="group")) == (0.0,) * 4
 
 
 def test_the_same_options_give_the_same_figures_and_another_seed_others() -> None:
@@ -95,6 +94,7 @@ def test_without_a_baseline_a_run_may_settle_on_a_wrong_arm() -> None:
         ({"lr": float("nan")}, "lr = nan"),
         ({"lr": 1e9}, "lr = 1000000000.0"),
         ({"eps": 1.0}, r"eps = 1.0; a number in \(0, 1\)"),
+        ({"baseline": "none", "scale": "group"}, "give it baseline = 'mean'"),
     ],
 )
 def test_values_out_of_range_are_refused(options: dict[str, Any], words: str) -> None:

@@ -29,10 +29,10 @@ def test_the_bandit_prints_a_table_and_a_curve() -> None:
 
 
 def test_the_bandit_as_json_holds_options_and_every_step() -> None:
-    asked = "lab bandit --seed 3 --steps 12 --lr 1 --eps .1 --group-size 5 --baseline none --scale group --exact --json"
+    asked = "lab bandit --seed 3 --steps 12 --lr 1 --eps .1 --group-size 5 --baseline none --scale none --exact --json"
     told = json.loads(CliRunner().invoke(app, asked.split()).stdout)
     assert told["options"] == {
-        "seed": 3, "steps": 12, "group_size": 5, "lr": 1.0, "eps": 0.1, "baseline": "none", "scale": "group",
+        "seed": 3, "steps": 12, "group_size": 5, "lr": 1.0, "eps": 0.1, "baseline": "none", "scale": "none",
         "rounded": False,
     }  # fmt: skip
     assert [step["step"] for step in told["steps"]] == list(range(1, 13))
@@ -70,6 +70,7 @@ def test_without_the_drawing_packages_the_figures_are_still_there(
     [
         (["bandit", "--lr", "0"], "lr = 0.0; a number in (0, 100] is accepted"),
         (["bandit", "--group-size", "1"], "group_size = 1"),
+        (["bandit", "--scale", "group", "--baseline", "none"], "divides what a baseline leaves"),
         (["bandit", "--scale", "batch"], "'batch' is not one of"),
         (["collapse", "--seeds", "0"], "--seeds"),
         (["collapse", "--rounds", "0"], "--rounds"),

@@ -20,6 +20,7 @@ from typing import Literal, TypeAlias
 import numpy as np
 
 from tidegate.core.errors import ConfigError
+from tidegate.core.objectives.advantages import group_advantages
 from tidegate.lab.agent import Array, softmax
 
 Baseline: TypeAlias = Literal["mean", "none"]
@@ -28,7 +29,6 @@ Scale: TypeAlias = Literal["group", "none"]
 TRUE_REWARDS = (0.20, 0.50, 0.75, 0.92)
 NOISE_STD = 0.04
 BEST_ARM = 3
-_STD_FLOOR = 1e-4  # keeps a group of equal rewards finite, as in the objectives
 _AVERAGED = 10  # steps of the moving average
 _DECIMALS = 3
 
@@ -38,12 +38,12 @@ class BanditOptions:
     """How to run; the defaults are those of the reference.
 
     ``baseline``: what is subtracted from a reward, the mean of its group or nothing. ``scale``: what the difference is
-    divided by, the group's sample standard deviation (+ 1e-4) or nothing. ``rounded``: advantages are rounded to three
-    decimals.
+    divided by, the group's standard deviation or nothing, as in
+    :func:`~tidegate.core.objectives.advantages.group_advantages`. ``rounded``: to three decimals, the advantages.
 
     Raises:
         ConfigError: a value is out of range; accepted are ``seed`` >= 0, ``steps`` >= 1, ``group_size`` >= 2, ``lr`` in
-            (0, 100] and ``eps`` in (0, 1).
+            (0, 100], ``eps`` in (0, 1), and ``scale`` "group" with a baseline only.
     """
 
     seed: int = 42
@@ -67,6 +67,8 @@ class BanditOptions:
         for name, (holds, accepted) in ranges.items():
             if not holds:
                 raise ConfigError(f"bandit: {name} = {getattr(self, name)!r}; {accepted} is accepted")
+        if self.baseline == "none" and self.scale == "group":
+            raise ConfigError("bandit: scale = 'group' divides what a baseline leaves; give it baseline = 'mean'")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -96,12 +98,12 @@ def run_bandit(options: BanditOptions) -> tuple[Step, ...]:
     for number in range(1, options.steps + 1):
         begin = softmax(logits)
         arms = [int(draws.choice(len(begin), p=begin)) for _ in range(options.group_size)]
-        rewards = np.array([_reward(arm, noise) for arm in arms])
+        rewards = [_reward(arm, noise) for arm in arms]
         clipped = 0
         for arm, advantage in zip(arms, advantages(rewards, options), strict=True):
-            logits, outside = _moved(logits, arm, float(advantage), float(begin[arm]), options)
+            logits, outside = _moved(logits, arm, advantage, float(begin[arm]), options)
             clipped += outside
-        means = [*(step.mean_reward for step in steps[1 - _AVERAGED :]), round(float(rewards.mean()), _DECIMALS)]
+        means = [*(step.mean_reward for step in steps[1 - _AVERAGED :]), round(float(np.mean(rewards)), _DECIMALS)]
         steps.append(
             Step(
                 step=number,
@@ -114,12 +116,11 @@ def run_bandit(options: BanditOptions) -> tuple[Step, ...]:
     return tuple(steps)
 
 
-def advantages(rewards: Array, options: BanditOptions) -> Array:
-    """Advantages of one group, shape (K,) as the rewards."""
-    result = rewards - rewards.mean() if options.baseline == "mean" else rewards
-    if options.scale == "group":
-        result = result / (rewards.std(ddof=1) + _STD_FLOOR)
-    return np.array([round(float(value), _DECIMALS) for value in result]) if options.rounded else result
+def advantages(rewards: Sequence[float], options: BanditOptions) -> tuple[float, ...]:
+    """Advantages of one group of rewards, in the same order."""
+    centred = options.baseline == "mean"
+    values = group_advantages(rewards, ["group"] * len(rewards), scale=options.scale) if centred else tuple(rewards)
+    return tuple(round(value, _DECIMALS) for value in values) if options.rounded else values
 
 
 def condensed(steps: Sequence[Step], rows: int = 10) -> Iterator[Step]:
