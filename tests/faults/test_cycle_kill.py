@@ -12,7 +12,7 @@ import pytest
 from loop_world import LoopWorld, essence
 from tidegate.gate import KeyPair
 
-STEPS = ("collect", "curate", "train", "screen", "certify", "publish")
+STEPS = ("collect", "explore", "curate", "train", "screen", "certify", "publish")
 
 
 @pytest.fixture(scope="module")

@@ -57,7 +57,8 @@ async def certified(world: GateWorld, *, train: Sequence[Task], dev: Sequence[Ta
         sealed_episodes=lambda: hidden.list_episodes(splits=(Split.SEALED,)),
         releases=releases,
         verifiers={},
-        environments={},
+        grading=world.grading,
+        open_engine=lambda: (_ for _ in ()).throw(AssertionError("no rollouts here")),
         open_gate=open_gate,
         publish=publish,
         canary=None,
@@ -67,6 +68,7 @@ async def certified(world: GateWorld, *, train: Sequence[Task], dev: Sequence[Ta
         base_sha256=BASE,
         adapters_dir=Path("adapters"),
         batches_dir=Path("batches"),
+        rollouts_dir=Path("rollouts"),
         clock=lambda: 2.0,
     )
     world.engine.skill[CANDIDATE.id] = 0.8

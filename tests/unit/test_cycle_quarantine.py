@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from gate_engine import make_grading
 from store_samples import interaction, release
 from tidegate.config import Settings
 from tidegate.core.types import Outcome, Split, Task, Verdict
@@ -37,7 +38,8 @@ async def test_a_quarantined_batch_trains_no_more(tmp_path: Path) -> None:
             sealed_episodes=list,
             releases=releases,
             verifiers={},
-            environments={},
+            grading=make_grading(),
+            open_engine=lambda: (_ for _ in ()).throw(AssertionError("no rollouts here")),
             open_gate=lambda progress: (_ for _ in ()).throw(AssertionError(progress)),
             publish=lambda candidate, against: (_ for _ in ()).throw(AssertionError((candidate, against))),
             canary=None,
@@ -47,6 +49,7 @@ async def test_a_quarantined_batch_trains_no_more(tmp_path: Path) -> None:
             base_sha256="b" * 64,
             adapters_dir=tmp_path,
             batches_dir=tmp_path / "batches",
+            rollouts_dir=tmp_path / "rollouts",
             clock=lambda: 2.0,
         )
         config = {

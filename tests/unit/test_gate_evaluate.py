@@ -23,17 +23,18 @@ from gate_engine import (
 )
 from tidegate.core.errors import GateError, StoreError
 from tidegate.core.gate.evidence import outcomes_of
-from tidegate.core.types import Answer, GenerationRequest, Sampling, Task
+from tidegate.core.types import Answer, GenerationRequest, Outcome, Sampling, Task
 from tidegate.gate.arms import Arm
 from tidegate.gate.asking import (
     ask,
+    ask_episodes,
     decoding_from_json,
     decoding_to_json,
     sealed_sample,
     seeded,
     unique,
 )
-from tidegate.gate.evaluate import Grading, call_seed, evaluate
+from tidegate.gate.evaluate import Grading, call_seed, evaluate, evaluate_episodes
 from tidegate.ports.signals import Judgement
 from tidegate.signals.verifiers import gym
 
@@ -61,6 +62,38 @@ async def test_answers_come_in_the_order_of_the_tasks(engine: ScriptedEngine) ->
     assert first.seed == call_seed("seed", "t0000", 0)
     assert first.score == float(first.passed)
     assert first.seconds > 0
+
+
+async def test_the_calls_and_the_judgement_behind_an_answer_are_at_hand(engine: ScriptedEngine) -> None:
+    engine.skill["a"] = 1.0
+    task = make_task("one", with_tools=True)
+    (episode,) = await evaluate_episodes(
+        engine, "a", adapter("a").sha256, [task], sampling=SAMPLING, grading=make_grading()
+    )
+    first, second = episode.calls
+    assert (first.messages, first.prompt_token_ids, first.choice.token_ids) == (task.messages, (1, 2), (4,))
+    assert second.messages[: len(task.messages)] == task.messages
+    assert [message["role"] for message in second.messages[1:]] == ["assistant", "tool"]
+    assert [call.sampling.seed for call in episode.calls] == [call_seed("seed", "one", number) for number in (0, 1)]
+    assert (second.choice.token_ids, second.choice.logprobs) == ((5, 6), (-0.1, -0.2))
+    assert episode.judgement == Judgement(outcome=Outcome.PASS, score=1.0, detail="")
+    assert (episode.answer.passed, episode.answer.tokens) == (True, 3)
+
+
+async def test_an_episode_that_was_cut_short_has_no_judgement(engine: ScriptedEngine) -> None:
+    engine.faults["a", "one"] = "error"
+    tasks = [make_task("one"), make_task("two", reference="raise")]
+    arm = Arm.of(adapter("a"), base_sha256="b" * 64)
+    grading, kept = make_grading(), list[Answer]()
+
+    async def keep(answer: Answer) -> None:
+        kept.append(answer)
+
+    episodes = await ask_episodes(engine, arm, tasks, sampling=SAMPLING, grading=grading, keep=keep, sample=4)
+    assert {name: episode.judgement for name, episode in episodes.items()} == {"one": None, "two": None}
+    assert [len(episodes[name].calls) for name in ("one", "two")] == [0, 1]
+    assert [answer.task_id for answer in kept] == ["two"]
+    assert {episode.answer.sample for episode in episodes.values()} == {4}
 
 
 async def test_every_arm_gets_the_same_prompts_seeds_and_decoding(engine: ScriptedEngine) -> None:

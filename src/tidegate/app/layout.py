@@ -51,6 +51,11 @@ class DataDirectory:
         return self.root / "batches"
 
     @property
+    def rollouts(self) -> Path:
+        """Answers that cycles asked for themselves, by manifest hash."""
+        return self.root / "rollouts"
+
+    @property
     def certificates(self) -> Path:
         """Gate and person certificates by adapter hash."""
         return self.root / "certificates"
@@ -82,7 +87,7 @@ class DataDirectory:
             ConfigError: the path is a file or may not be written.
         """
         try:
-            for path in (self.root, self.adapters, self.batches, self.certificates, self.root / "keys"):
+            for path in (self.root, self.adapters, self.batches, self.rollouts, self.certificates, self.root / "keys"):
                 path.mkdir(parents=True, exist_ok=True)
             (self.root / "keys").chmod(0o700)
         except OSError as error:

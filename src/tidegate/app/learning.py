@@ -279,7 +279,8 @@ def build_stages(
         sealed_episodes=lambda: stores.sealed_trajectories.list_episodes(splits=(Split.SEALED,)),
         releases=stores.releases,
         verifiers=verifiers,
-        environments=environments,
+        grading=grading,
+        open_engine=open_engine,
         open_gate=open_gate,
         publish=publish,
         canary=None if policy.canary == "none" else _Canary(start_canary, stores),
@@ -289,5 +290,6 @@ def build_stages(
         base_sha256=base_sha256,
         adapters_dir=directory.adapters,
         batches_dir=directory.batches,
+        rollouts_dir=directory.rollouts,
         clock=time.time,
     )

@@ -13,7 +13,7 @@ from tidegate.cli.output import EXIT_ABSTAINED, EXIT_REFUSED, boundary, emit, em
 from tidegate.cli.running import run_until_interrupted
 
 cycle = typer.Typer(
-    help="Improvement cycles: collect, curate, train, screen, certify, canary, publish.", no_args_is_help=True
+    help="Improvement cycles: collect, explore, curate, train, screen, certify, canary, publish.", no_args_is_help=True
 )
 Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 _EXIT_CODES = {"done": 0, "refused": EXIT_REFUSED, "abstained": EXIT_ABSTAINED, "waiting": EXIT_ABSTAINED, "failed": 1}

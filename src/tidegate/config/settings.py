@@ -94,6 +94,31 @@ class SplitSettings(_Section):
         return self
 
 
+class RolloutSettings(_Section):
+    """What a cycle asks the champion again, to learn from more answers than its users got."""
+
+    samples: int = Field(default=0, ge=0, description="Answers sampled per task; 0 asks nothing.")
+    max_tasks: Positive = Field(
+        default=64, description="Most tasks of train users that are asked, those first that were solved rarely."
+    )
+    keep_per_task: Positive = Field(
+        default=4,
+        description="Most verified answers to one task that may train; objectives that compare the answers of a group "
+        "need as many as 'samples'.",
+    )
+    temperature: Finite = Field(
+        default=1.0, gt=0, le=2, description="Sampling temperature; nothing else filters what is sampled."
+    )
+    rationalize: bool = Field(
+        default=True,
+        description="Ask a task that nobody solved once more with the right answer as a hint, and train on a verified "
+        "answer without the hint.",
+    )
+    max_error_share: Fraction = Field(
+        default=0.2, description="The cycle abstains when a larger share of the answers was cut short."
+    )
+
+
 class CurationSettings(_Section):
     """From scored episodes to a training batch."""
 
@@ -219,6 +244,7 @@ class Settings(BaseSettings):
     server: ServerSettings = Field(default_factory=ServerSettings)
     model: ModelSettings = Field(default_factory=ModelSettings)
     split: SplitSettings = Field(default_factory=SplitSettings)
+    rollouts: RolloutSettings = Field(default_factory=RolloutSettings)
     curation: CurationSettings = Field(default_factory=CurationSettings)
     training: TrainingSettings = Field(default_factory=TrainingSettings)
     cycle: CycleSettings = Field(default_factory=CycleSettings)

@@ -2,5 +2,17 @@
 
 from tidegate.curation.batch import Batch, read_batch, write_batch
 from tidegate.curation.curate import curate
+from tidegate.curation.rollouts import Judged, Rollouts, make_rollouts, no_rollouts, read_rollouts, write_rollouts
 
-__all__ = ["Batch", "curate", "read_batch", "write_batch"]
+__all__ = [
+    "Batch",
+    "Judged",
+    "Rollouts",
+    "curate",
+    "make_rollouts",
+    "no_rollouts",
+    "read_batch",
+    "read_rollouts",
+    "write_batch",
+    "write_rollouts",
+]

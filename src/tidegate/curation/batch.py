@@ -91,7 +91,7 @@ def read_batch(path: Path) -> Batch:
         raise ConfigError(f"batch {str(path)!r}: {EXAMPLES_FILE} cannot be read: {error}") from error
     if examples_hash != manifest.get("examples_sha256"):
         raise ConfigError(f"batch {str(path)!r} was changed: {EXAMPLES_FILE} hashes to {examples_hash!r}; curate again")
-    examples = tuple(_example(json.loads(line)) for line in lines if line)
+    examples = tuple(example_of(json.loads(line)) for line in lines if line)
     return Batch(hash=found, manifest=manifest, examples=examples)
 
 
@@ -104,7 +104,8 @@ def example_line(example: Example) -> str:
     return canonical_json(asdict(example))
 
 
-def _example(values: Mapping[str, Any]) -> Example:
+def example_of(values: Mapping[str, Any]) -> Example:
+    """Inverse of :func:`example_line`, from the parsed line."""
     return Example(
         id=values["id"],
         weight=values["weight"],

@@ -48,6 +48,7 @@ def curate(
     seed: int,
     verifiers: Mapping[str, Verifier],
     demonstrations: Sequence[Example] = (),
+    rationalized: Sequence[Fresh] = (),
     quarantined: Collection[str] = (),
 ) -> Batch:
     """Choose what trains.
@@ -64,13 +65,15 @@ def curate(
         verifiers: by name; a demonstration on a task must pass the task's verifier, and is dropped when that
             is not among them. Feedback alone trains only where no program can check.
         demonstrations: the operator's own, trained as they are.
+        rationalized: verified answers that were found with a hint and hold it no more, with the users whose tasks they
+            answer; limits hold for them and traffic together.
         quarantined: ids of examples that trained what was rolled back; none from traffic trains again.
 
     Returns:
         The batch; the same input in any order gives the same bytes.
     """
     ledger = _Ledger()
-    fresh = _fresh(episodes, verdicts, settings, seed, ledger, quarantined=quarantined)
+    fresh = _fresh(episodes, verdicts, settings, seed, ledger, rationalized=rationalized, quarantined=quarantined)
     shown = ledger.take(_not_quarantined(_demonstrations(episodes, feedback, verifiers, ledger), quarantined))
     given = _unique(demonstrations, ledger)
     given = ledger.take(per_prompt(given, most=settings.max_per_prompt, seed=seed))
@@ -105,6 +108,7 @@ def _fresh(
     seed: int,
     ledger: _Ledger,
     *,
+    rationalized: Sequence[Fresh],
     quarantined: Collection[str],
 ) -> tuple[Fresh, ...]:
     judged = verdicts_by_episode(verdicts)
@@ -113,7 +117,7 @@ def _fresh(
     kept = ledger.take(main_line(kept))
     kept = ledger.take(with_verdict(kept, judged))
     kept = ledger.take(successful(kept, judged, threshold=settings.success_threshold))
-    fresh = ledger.take(_not_quarantined(ledger.take(token_sequences(kept)), quarantined))
+    fresh = ledger.take(_not_quarantined([*ledger.take(token_sequences(kept)), *rationalized], quarantined))
     fresh = ledger.take(distinct(fresh, copies=settings.max_per_prompt, seed=seed))
     fresh = ledger.take(per_user(fresh, most=settings.max_per_user, seed=seed))
     return ledger.take(within_budget(fresh, budget=settings.max_examples, seed=seed))

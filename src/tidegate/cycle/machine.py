@@ -1,8 +1,8 @@
 """The resumable state machine of one improvement cycle.
 
-``COLLECT -> CURATE -> TRAIN -> SCREEN -> CERTIFY -> CANARY -> PUBLISH -> DONE``, or ``REFUSED``, ``ABSTAINED``,
-``FAILED``. Each step is a function of the outputs of the steps before it and of the configuration that was
-frozen when the cycle opened; its output is recorded once. After a crash the machine runs again from the first
+``COLLECT -> EXPLORE -> CURATE -> TRAIN -> SCREEN -> CERTIFY -> CANARY -> PUBLISH -> DONE``, or ``REFUSED``,
+``ABSTAINED``, ``FAILED``. Each step is a function of the outputs of the steps before it and of the configuration that
+was frozen when the cycle opened; its output is recorded once. After a crash the machine runs again from the first
 step without a record, and because steps are deterministic it ends as it would have ended. A step that waits for the
 world, as a canary waits for users, leaves the cycle open: the run ends as ``WAITING``, and the next one takes the step
 again. Knows nothing of
@@ -25,6 +25,7 @@ class Step(StrEnum):
     """Steps in order."""
 
     COLLECT = "collect"
+    EXPLORE = "explore"
     CURATE = "curate"
     TRAIN = "train"
     SCREEN = "screen"

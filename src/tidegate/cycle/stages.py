@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Protocol
 
 from tidegate.config import Settings
 from tidegate.core.gate.live_state import Trial
-from tidegate.core.types import Candidate, CandidateState, Episode, JsonObject
-from tidegate.cycle.machine import Outputs, Step
-from tidegate.gate import Gate
-from tidegate.ports import Environment, ReleaseStore, TrajectoryStore, Verifier
+from tidegate.core.types import AdapterRef, Candidate, CandidateState, Episode, JsonObject, Sampling
+from tidegate.cycle.machine import Outputs, Report, Step
+from tidegate.gate import Arm, Gate, Grading
+from tidegate.ports import Engine, ReleaseStore, TrajectoryStore, Verifier
 from tidegate.release.records import release_behind
 
 
@@ -42,6 +43,7 @@ class CycleStages:
     """Everything that the steps work with. Only :func:`certify` asks for ``sealed_episodes``.
 
     ``publish`` takes the candidate's id and the adapter hash that it was judged against (``base`` for the bare base).
+    ``open_engine`` gives the engine that answers rollouts, ``grading`` how they are run and scored.
     ``canary`` is None when the policy asks for none. ``quarantined`` gives hashes of batches that trained what was
     rolled back.
     """
@@ -52,7 +54,8 @@ class CycleStages:
     sealed_episodes: Callable[[], list[Episode]]
     releases: ReleaseStore
     verifiers: Mapping[str, Verifier]
-    environments: Mapping[str, Environment]
+    grading: Grading
+    open_engine: Callable[[], AbstractAsyncContextManager[Engine]]
     open_gate: Callable[[Callable[[str, int, int], None]], AbstractAsyncContextManager[Gate]]
     publish: Callable[[str, str], Awaitable[JsonObject]]
     canary: CanaryStage | None
@@ -62,6 +65,7 @@ class CycleStages:
     base_sha256: str
     adapters_dir: Path
     batches_dir: Path
+    rollouts_dir: Path
     clock: Callable[[], float]
 
 
@@ -78,6 +82,30 @@ def served_content(stages: CycleStages, alias: str) -> str | None:
 
 def move(stages: CycleStages, candidate: Candidate, state: CandidateState, reasons: Sequence[str]) -> None:
     stages.releases.set_candidate_state(candidate.id, state, reasons=tuple(reasons), time=stages.clock())
+
+
+def arm_of(stages: CycleStages, sha256: str | None) -> Arm:
+    """An adapter of the data directory as something that answers; None is the bare base model."""
+    if sha256 is None:
+        return Arm.of(None, base_sha256=stages.base_sha256)
+    adapter = AdapterRef(name=f"cand-{sha256[:8]}", path=stages.adapters_dir / sha256, sha256=sha256)
+    return Arm.of(adapter, base_sha256=stages.base_sha256)
+
+
+def traffic_decoding(episodes: Sequence[Episode]) -> Sampling:
+    """The sampling settings that most main-line calls of the traffic used; seeds and ``n`` left out."""
+    settings = Counter(
+        replace(call.sampling, seed=None, n=1, top_logprobs=0)
+        for episode in episodes
+        for call in episode.interactions
+        if call.main_line
+    )
+    return settings.most_common(1)[0][0] if settings else Sampling()
+
+
+def progress_of(report: Report) -> Callable[[str, int, int], None]:
+    """What tells ``report`` of an arm's answers."""
+    return lambda arm, done, wanted: report({"arm": arm, "done": done, "of": wanted})
 
 
 def short(sha256: str | None) -> str:

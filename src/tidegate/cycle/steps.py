@@ -10,25 +10,25 @@ from __future__ import annotations
 import asyncio
 from collections import Counter
 from collections.abc import Awaitable, Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from tidegate.core.gate.decisions import Reply, ScreenAbstained, ScreenPassed, reasons_of
 from tidegate.core.selection.sifting import KEPT
-from tidegate.core.types import (
-    AdapterRef,
-    Candidate,
-    CandidateState,
-    Episode,
-    JsonObject,
-    Sampling,
-    Split,
-)
+from tidegate.core.types import Candidate, CandidateState, Episode, JsonObject, Split
 from tidegate.curation import curate, write_batch
+from tidegate.cycle.explore import explore, rollouts_of
 from tidegate.cycle.going_live import canary, publish
 from tidegate.cycle.machine import CycleOutcome, Outputs, Report, Step, StepFunction, StepResult
-from tidegate.cycle.stages import CycleStages, candidate_of, move, served_content
+from tidegate.cycle.stages import (
+    CycleStages,
+    arm_of,
+    candidate_of,
+    move,
+    progress_of,
+    served_content,
+    traffic_decoding,
+)
 from tidegate.cycle.unseen import AskedInTheOpen, unseen
-from tidegate.gate import Arm
 from tidegate.ports import CycleStore
 from tidegate.signals import score_episodes, verdict_key
 from tidegate.training import TrainingJob, run_training
@@ -38,6 +38,7 @@ def cycle_steps(stages: CycleStages) -> dict[Step, StepFunction]:
     """The steps in order, bound to their stages."""
     return {
         Step.COLLECT: _Bound(stages, collect),
+        Step.EXPLORE: _Bound(stages, explore),
         Step.CURATE: _Bound(stages, curate_batch),
         Step.TRAIN: _Bound(stages, train),
         Step.SCREEN: _Bound(stages, screen),
@@ -77,6 +78,7 @@ def new_config(stages: CycleStages, cycles: CycleStore, *, proposed: str | None)
         "seed": stages.settings.training.seed + number,
         "champion_sha256": shas.get(aliases.get("champion", "")),
         "proposed": proposed,
+        "rollouts": stages.settings.rollouts.model_dump(mode="json"),
         "curation": stages.settings.curation.model_dump(mode="json"),
         "training": stages.settings.training.model_dump(mode="json"),
     }
@@ -120,19 +122,21 @@ async def collect(stages: CycleStages, config: JsonObject, outputs: Outputs, rep
 
 async def curate_batch(stages: CycleStages, config: JsonObject, outputs: Outputs, report: Report) -> StepResult:
     """Choose what trains; too little of it ends the cycle without a conclusion."""
-    del outputs, report
+    del report
     if config["proposed"]:
         return StepResult(output={"proposed": config["proposed"]})
     settings = stages.settings.curation.model_validate(config["curation"])
 
     def run() -> StepResult:
+        rollouts = rollouts_of(stages, outputs)
         batch = curate(
-            _window(stages, config, (Split.TRAIN,)),
-            stages.trajectories.list_verdicts(),
+            [*_window(stages, config, (Split.TRAIN,)), *rollouts.episodes],
+            [*stages.trajectories.list_verdicts(), *rollouts.verdicts],
             [given for given in stages.trajectories.list_feedback() if given.created_at <= config["until"]],
             settings=settings,
             seed=int(config["seed"]),
             verifiers=stages.verifiers,
+            rationalized=rollouts.rationalized,
             quarantined=_quarantined_examples(stages),
         )
         path = write_batch(batch, stages.batches_dir)
@@ -201,11 +205,11 @@ async def screen(stages: CycleStages, config: JsonObject, outputs: Outputs, repo
         return _decided_before(candidate)
     episodes = [episode for episode in _dev_episodes(stages, config) if episode.task is not None]
     dev = [episode.task for episode in episodes if episode.task is not None]
-    async with stages.open_gate(_progress(report)) as gate:
+    async with stages.open_gate(progress_of(report)) as gate:
         screened = await gate.screen_candidate(
             candidate,
-            challenger=_arm(stages, candidate.adapter_sha256),
-            champion=_arm(stages, served_content(stages, "champion")),
+            challenger=arm_of(stages, candidate.adapter_sha256),
+            champion=arm_of(stages, served_content(stages, "champion")),
             dev=dev,
             decoding=traffic_decoding(episodes),
         )
@@ -229,12 +233,12 @@ async def certify(stages: CycleStages, config: JsonObject, outputs: Outputs, rep
     asked = await asyncio.to_thread(AskedInTheOpen, stages.trajectories)
     tasks, excluded = await asyncio.to_thread(unseen, asked, replayable)
     champion = served_content(stages, "champion")
-    async with stages.open_gate(_progress(report)) as gate:
+    async with stages.open_gate(progress_of(report)) as gate:
         certified = await gate.certify_candidate(
             candidate,
-            challenger=_arm(stages, candidate.adapter_sha256),
-            champion=_arm(stages, champion),
-            anchor=_arm(stages, served_content(stages, "anchor")),
+            challenger=arm_of(stages, candidate.adapter_sha256),
+            champion=arm_of(stages, champion),
+            anchor=arm_of(stages, served_content(stages, "anchor")),
             tasks=tasks,
             asked_in_the_open=asked.holds,
             decoding=traffic_decoding(replayable),
@@ -270,17 +274,6 @@ def _quarantined_examples(stages: CycleStages) -> frozenset[str]:
     return frozenset(str(item["id"]) for item in items if item["reason"] == KEPT)
 
 
-def traffic_decoding(episodes: Sequence[Episode]) -> Sampling:
-    """The sampling settings that most main-line calls of the traffic used; seeds and ``n`` left out."""
-    settings = Counter(
-        replace(call.sampling, seed=None, n=1, top_logprobs=0)
-        for episode in episodes
-        for call in episode.interactions
-        if call.main_line
-    )
-    return settings.most_common(1)[0][0] if settings else Sampling()
-
-
 def _window(stages: CycleStages, config: JsonObject, splits: Sequence[Split]) -> list[Episode]:
     return stages.trajectories.list_episodes(splits=splits, after=config["after"], until=config["until"])
 
@@ -291,13 +284,6 @@ def _dev_episodes(stages: CycleStages, config: JsonObject) -> list[Episode]:
     return episodes[-stages.settings.cycle.max_dev_tasks :]
 
 
-def _arm(stages: CycleStages, sha256: str | None) -> Arm:
-    if sha256 is None:
-        return Arm.of(None, base_sha256=stages.base_sha256)
-    adapter = AdapterRef(name=f"cand-{sha256[:8]}", path=stages.adapters_dir / sha256, sha256=sha256)
-    return Arm.of(adapter, base_sha256=stages.base_sha256)
-
-
 def _decided_before(candidate: Candidate) -> StepResult:
     """How a screen ends for a candidate that passed one already, or whose weights were decided before."""
     output = {"state": candidate.state.value}
@@ -305,7 +291,3 @@ def _decided_before(candidate: Candidate) -> StepResult:
         return StepResult(output=output)
     reason = f"candidate {candidate.id!r} holds weights that are {candidate.state.value!r} already"
     return StepResult(output=output, ends=CycleOutcome.REFUSED, reasons=(reason,))
-
-
-def _progress(report: Report) -> Callable[[str, int, int], None]:
-    return lambda arm, done, wanted: report({"arm": arm, "done": done, "of": wanted})

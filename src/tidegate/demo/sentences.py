@@ -17,6 +17,8 @@ def step_sentence(number: int, line: Mapping[str, Any]) -> str:
     told = ""
     if line["step"] == "curate":
         told = f": {output.get('examples', 0)} examples" + _kinds(output.get("by_kind", {}))
+    elif line["step"] == "explore" and output.get("rollouts") == "none":
+        told = ": off"
     elif line["step"] == "train":
         told = f": candidate {output.get('candidate')}"
     return f"cycle {number}: {line['step']} took {detail['seconds']:.1f} s{told}" + because(detail["reasons"])

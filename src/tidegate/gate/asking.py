@@ -11,7 +11,7 @@ from tidegate.core.errors import GateError
 from tidegate.core.gate.state import Epoch
 from tidegate.core.types import Answer, JsonObject, Sampling, Task
 from tidegate.gate.arms import Arm
-from tidegate.gate.evaluate import Grading, SamplingOf, call_seed, evaluate
+from tidegate.gate.evaluate import Evaluated, Grading, SamplingOf, call_seed, evaluate_episodes
 from tidegate.ports import Engine
 
 SEED_RULE = "sha256(seed, task id, call number)"
@@ -43,17 +43,34 @@ async def ask(
         keep: awaited with each answer that stands.
         sample: number that the answers get.
     """
-    answers: dict[str, Answer] = {}
+    evaluated = await ask_episodes(engine, arm, tasks, sampling=sampling, grading=grading, keep=keep, sample=sample)
+    return {task_id: episode.answer for task_id, episode in evaluated.items()}
+
+
+async def ask_episodes(
+    engine: Engine,
+    arm: Arm,
+    tasks: Sequence[Task],
+    *,
+    sampling: SamplingOf,
+    grading: Grading,
+    keep: Keep,
+    sample: int = 0,
+) -> dict[str, Evaluated]:
+    """As :func:`ask`, with the calls and the judgement behind each answer."""
+    episodes: dict[str, Evaluated] = {}
 
     async def on_answer(answer: Answer) -> None:
-        answers[answer.task_id] = replace(answer, sample=sample)
         if not answer.cut_short:
-            await keep(answers[answer.task_id])
+            await keep(replace(answer, sample=sample))
 
     for _ in range(_ATTEMPTS):
-        wanted = [task for task in tasks if task.id not in answers or answers[task.id].cut_short]
-        await evaluate(engine, arm.name, arm.sha256, wanted, sampling=sampling, grading=grading, on_answer=on_answer)
-    return answers
+        wanted = [task for task in tasks if task.id not in episodes or episodes[task.id].answer.cut_short]
+        for episode in await evaluate_episodes(
+            engine, arm.name, arm.sha256, wanted, sampling=sampling, grading=grading, on_answer=on_answer
+        ):
+            episodes[episode.answer.task_id] = replace(episode, answer=replace(episode.answer, sample=sample))
+    return episodes
 
 
 def sealed_sample(

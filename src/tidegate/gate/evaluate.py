@@ -44,6 +44,25 @@ Clock: TypeAlias = Callable[[], float]
 _SEED_BITS = 31  # what every engine accepts
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Call:
+    """One finished model call, token-exact: what was asked, in messages and in the engine's tokens, and the answer."""
+
+    messages: Messages
+    sampling: Sampling
+    prompt_token_ids: tuple[int, ...]
+    choice: Choice
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Evaluated:
+    """An answer and what it came from. ``judgement`` is None where the verifier gave none."""
+
+    answer: Answer
+    calls: tuple[Call, ...]
+    judgement: Judgement | None
+
+
 class _EnvironmentError(Exception):
     """An environment raised instead of answering with an error text."""
 
@@ -141,6 +160,23 @@ async def evaluate(
     Raises:
         GateError: a task needs a verifier or environment that is not registered.
     """
+    evaluated = await evaluate_episodes(
+        engine, adapter, adapter_sha256, tasks, sampling=sampling, grading=grading, on_answer=on_answer
+    )
+    return [episode.answer for episode in evaluated]
+
+
+async def evaluate_episodes(
+    engine: Engine,
+    adapter: str | None,
+    adapter_sha256: str,
+    tasks: Sequence[Task],
+    *,
+    sampling: SamplingOf,
+    grading: Grading,
+    on_answer: OnAnswer | None = None,
+) -> list[Evaluated]:
+    """As :func:`evaluate`, with the calls and the judgement behind each answer."""
     grading.check(tasks)
     slots = asyncio.Semaphore(grading.concurrency)
 
@@ -148,11 +184,11 @@ async def evaluate(
     # room for every task is only used where verifiers do hang.
     judges = ThreadPoolExecutor(max_workers=max(len(tasks), 1), thread_name_prefix="judge")
 
-    async def answer(task: Task) -> Answer:
+    async def answer(task: Task) -> Evaluated:
         async with slots:
             result = await _answer(engine, adapter, adapter_sha256, task, judges, sampling=sampling, grading=grading)
         if on_answer is not None:
-            await on_answer(result)
+            await on_answer(result.answer)
         return result
 
     try:
@@ -174,19 +210,21 @@ async def _answer(
     *,
     sampling: SamplingOf,
     grading: Grading,
-) -> Answer:
+) -> Evaluated:
     started = grading.clock()
+    calls: list[Call] = []
 
     def answered(
-        transcript: Transcript | None, *, passed: bool = False, score: float = 0.0, error: str | None = None
-    ) -> Answer:
+        transcript: Transcript | None, *, judgement: Judgement | None = None, error: str | None = None
+    ) -> Evaluated:
         said = transcript or Transcript(messages=(), choices=())
-        return Answer(
+        counting = None if said.no_reply else judgement
+        answer = Answer(
             task_id=task.id,
             adapter_sha256=adapter_sha256,
             seed=sampling(task, 0).seed or 0,
-            passed=passed,
-            score=score,
+            passed=counting is not None and counting.outcome is Outcome.PASS,
+            score=0.0 if counting is None else counting.score,
             no_reply=transcript is not None and said.no_reply,
             invalid_tool_call=said.invalid_tool_call,
             refused=not said.tools and is_refusal(said.text),
@@ -197,6 +235,7 @@ async def _answer(
             surprisal=said.surprisal,
             error=error,
         )
+        return Evaluated(answer=answer, calls=tuple(calls), judgement=judgement)
 
     async def complete(messages: Messages, call_number: int) -> Choice:
         request = GenerationRequest(
@@ -206,7 +245,11 @@ async def _answer(
             sampling=sampling(task, call_number),
             adapter=adapter,
         )
-        return await _first_choice(engine, request)
+        prompt_token_ids, choice = await _first_choice(engine, request)
+        calls.append(
+            Call(messages=messages, sampling=request.sampling, prompt_token_ids=prompt_token_ids, choice=choice)
+        )
+        return choice
 
     environment = None if task.environment is None else _Guarded(grading.environments[task.environment])
     transcript, cut = None, ""
@@ -228,9 +271,7 @@ async def _answer(
         return answered(transcript, error=f"no verdict: {task.verifier} {error}")
     except _RaisedError as error:
         return answered(transcript, error=f"{VERIFIER_ERROR} {task.verifier} {error}")
-    if transcript.no_reply:
-        return answered(transcript)
-    return answered(transcript, passed=judgement.outcome is Outcome.PASS, score=judgement.score)
+    return answered(transcript, judgement=judgement)
 
 
 async def _judgement(task: Task, transcript: Transcript, judges: Executor, grading: Grading) -> Judgement:
@@ -263,11 +304,13 @@ async def _judgement(task: Task, transcript: Transcript, judges: Executor, gradi
     return result
 
 
-async def _first_choice(engine: Engine, request: GenerationRequest) -> Choice:
-    choices = (await collect(engine.generate(request))).choices()
+async def _first_choice(engine: Engine, request: GenerationRequest) -> tuple[tuple[int, ...], Choice]:
+    """Prompt tokens as the engine computed on them, and the answer."""
+    fold = await collect(engine.generate(request))
+    choices = fold.choices()
     if not choices or choices[0].finish_reason is FinishReason.CANCELLED:
         raise EngineError(f"the engine ended request {request.request_id!r} without finishing its answer")
-    return choices[0]
+    return fold.prompt_token_ids, choices[0]
 
 
 class _Guarded:

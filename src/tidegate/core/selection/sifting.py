@@ -18,12 +18,17 @@ EPISODE = "episode"
 INTERACTION = "interaction"
 FEEDBACK = "feedback"
 DEMONSTRATION = "demonstration"
+RATIONALIZED = "rationalized"
+TASK = "task"
 KEPT = "kept"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, order=True)
 class Dropped:
-    """Something that does not train. ``source``: episode, interaction, feedback or demonstration."""
+    """Something that does not train.
+
+    ``source``: episode, interaction, feedback, demonstration, rationalized or task.
+    """
 
     id: str
     reason: str
