@@ -1,8 +1,7 @@
 """Answers that a cycle asked for itself, on disk: ``<hash>/manifest.json``, ``episodes.jsonl``, ``rationalized.jsonl``.
 
-They lie beside the batches and not among the trajectories: no user got them. Named and checked by content; the same
-tasks, weights and seed give the same bytes on one machine, which is why times are that of the window's end and
-durations are left at 0.
+They lie beside the batches and not among the trajectories: no user got them. Named and checked by content; times are
+that of the window's end and durations are left at 0, so that the same answers are the same bytes.
 """
 
 from __future__ import annotations

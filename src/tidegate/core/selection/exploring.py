@@ -73,8 +73,8 @@ def tasks_to_explore(
 def surplus(answers: Sequence[Hashable], *, most: int) -> frozenset[int]:
     """Positions of the answers beyond ``most`` (>= 0): copies go first, then the latest.
 
-    Chosen by the order of sampling and not by length, so that what stays is a sample of what the model does: the
-    shortest right answers are those that guessed.
+    Chosen by the order of sampling and not by length, so that what stays is a sample of what the model does; the
+    shortest would favour right answers without the working.
     """
     copies = [position for position, answer in enumerate(answers) if answer in answers[:position]]
     first = [position for position in range(len(answers)) if position not in copies]
