@@ -175,12 +175,15 @@ def test_recorded_probabilities_weigh_the_tokens_up_to_the_cap(trained: LoraMode
         for i, (example, own) in enumerate(zip(plain, start, strict=True))
     ]
     update, _, _ = update_of(trained, examples, objective="reinforce", baseline="leave_one_out")
-    weights = {"p0a0": 0.5, "p0a1": 3.0}
+    recorded = {
+        example.id: torch.tensor(example.logprobs[-len(own) :]) for example, own in zip(examples, start, strict=True)
+    }
 
     def formula(now: list[torch.Tensor], _: list[torch.Tensor]) -> torch.Tensor:
         total = torch.zeros((), dtype=torch.float64)
         for example, new, advantage in zip(examples, now, centred(examples), strict=True):
-            total = total - weights.get(example.id, 1.0) * advantage * 4 / 3 * new.sum()
+            weight = (new.detach() - recorded[example.id]).exp().clamp(max=3.0)
+            total = total - (weight * advantage * 4 / 3 * new).sum()
         return total / sum(map(len, now))
 
     loss, wanted = expected(trained, examples, formula)
@@ -343,3 +346,13 @@ def test_a_single_step_needs_no_pass_before_it_and_computes_the_same(trained: Lo
     assert float((also - gradients).norm() / gradients.norm()) < 1e-5
     assert same == pytest.approx(figures, abs=1e-6)
     assert one._start.keys() == several._start.keys()
+
+
+def test_the_same_answer_twice_counts_twice(trained: LoraModel) -> None:
+    once = [answer(0, 0), answer(0, 1)]
+    update, _, _ = update_of(trained, [*once, *once], objective="reinforce", reward_scale="none", aggregate="sequence")
+    assert sum(map(len, update.units)) == 4
+    _, doubled, _ = gradients_of(trained, update)
+    single, _, _ = update_of(trained, once, objective="reinforce", reward_scale="none", aggregate="sequence")
+    _, expected_gradients, _ = gradients_of(trained, single)
+    assert float((doubled - expected_gradients).norm() / expected_gradients.norm()) < 1e-4

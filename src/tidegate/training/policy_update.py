@@ -99,7 +99,13 @@ class PolicyUpdate:
             "mask_B_T": mask_B_T,
             "advantages": torch.tensor([self._advantages[sequence.example_id] for sequence in row.sequences]),
             "aggregation": aggregation,
-            "importance_B_T": _padded([self._importance(sequence) for sequence in row.sequences], 1.0),
+            "importance_B_T": _padded(
+                [
+                    self._importance(sequence, logprobs_K.detach()[torch.tensor(made)].clamp(max=0.0))
+                    for sequence, made in zip(row.sequences, row.occurrences, strict=True)
+                ],
+                1.0,
+            ),
             "beta": settings.kl_coefficient,
             "reference_B_T": old_B_T,
         }
@@ -109,13 +115,20 @@ class PolicyUpdate:
         inputs |= {name: bound for name, bound in bounds.items() if bound is not None}
         return _CLIPPED[settings.objective](**inputs)
 
-    def _importance(self, sequence: TrainingSequence) -> torch.Tensor:
-        """Weights of a sequence's trained tokens; 1 where nothing is known of who sampled them."""
+    def _importance(self, sequence: TrainingSequence, now: torch.Tensor) -> torch.Tensor:
+        """Weights of a sequence's trained tokens; where nothing is known of who sampled them, the start did.
+
+        The other objectives have a ratio of their own from the start to ``now``; ``reinforce`` has none.
+        """
         start = self._start[sequence]
-        if not sequence.logprobs or self._settings.importance_cap == 0:
+        if self._settings.importance_cap == 0:
             return torch.ones_like(start)
-        sampled = [value for value, trained in zip(sequence.logprobs, sequence.loss_mask, strict=True) if trained]
-        return truncated_importance(start, torch.tensor(sampled), cap=self._settings.importance_cap)
+        sampled = start
+        if sequence.logprobs:
+            recorded = zip(sequence.logprobs, sequence.loss_mask, strict=True)
+            sampled = torch.tensor([value for value, trained in recorded if trained])
+        learning = now if self._settings.objective == "reinforce" else start
+        return truncated_importance(learning, sampled, cap=self._settings.importance_cap)
 
     def _logprobs_at_start(self, sequences: Sequence[TrainingSequence]) -> dict[TrainingSequence, torch.Tensor]:
         found: dict[TrainingSequence, torch.Tensor] = {}
