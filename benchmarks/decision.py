@@ -132,6 +132,7 @@ def _record(pairs: Pairs) -> tuple[dict[str, Any], GateState]:
         "format": 2,
         "policy": load_policy().values(),
         "salt": salt,
+        "verifiers": {"benchmark": "1"},
         "available": len(pairs),
         "outcomes": encode_pairs(pairs),
         "samples": encode_samples(_samples(pairs.task_ids, epoch.commitment, np.random.default_rng(1))),

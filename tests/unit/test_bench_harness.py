@@ -82,6 +82,14 @@ def test_usage_faults_are_named(arguments: list[str], said: str, capsys: pytest.
     assert said in capsys.readouterr().err
 
 
+def test_the_decision_benchmark_still_decides() -> None:
+    command = [sys.executable, "-m", "benchmarks", "decision", "--json", "--runs", "1", "--option", "pairs=5000"]
+    done = subprocess.run(command, cwd=HARNESS_REPOSITORY, check=True, capture_output=True, text=True)
+    rows = json.loads(done.stdout)["rows"]
+    assert {row["unit"] for row in rows} == {"s", "MB"}
+    assert all(row["ours"] > 0 for row in rows)
+
+
 def test_a_benchmark_runs_through_the_command_line(tmp_path: Path) -> None:
     package = tmp_path / "benchmarks"
     package.mkdir()
