@@ -89,6 +89,7 @@ port = 0
 admin_port = 0
 [curation]
 min_fresh = 4
+max_age_days = 1e6 # the recorded traffic is of 1970
 [training]
 rank = 4
 alpha = 8

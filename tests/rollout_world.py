@@ -144,6 +144,7 @@ class RolloutWorld:
             "proposed": None, "after": 0.0, "until": UNTIL, "seed": self.seed, "champion_sha256": None,
             "rollouts": settings.rollouts.model_dump(mode="json"),
             "curation": settings.curation.model_dump(mode="json"),
+            "training": settings.training.model_dump(mode="json"),
         }  # fmt: skip
 
     def stages(self) -> CycleStages:

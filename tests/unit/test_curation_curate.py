@@ -3,123 +3,48 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import pytest
 
-from tidegate.config.settings import CurationSettings
+from curation_world import TASK, call, episode, reasons, run, said, shown, verdict
 from tidegate.core.errors import ConfigError
+from tidegate.core.hashing import content_hash
 from tidegate.core.selection.demonstrations import task_demonstration
-from tidegate.core.types import (
-    Choice,
-    Episode,
-    Example,
-    Feedback,
-    Interaction,
-    JsonObject,
-    Outcome,
-    Sampling,
-    Split,
-    Task,
-    Verdict,
-)
-from tidegate.curation import Batch, curate, read_batch, write_batch
-from tidegate.ports.signals import Judgement
-
-TASK = Task(id="t", messages=({"role": "user", "content": "1 + 1?"},), verifier="says", reference="2", kind="sums")
-
-
-class Says:
-    """Passes when the last message is the reference."""
-
-    def __init__(self) -> None:
-        self.name = "says"
-        self.version = "1"
-
-    def check_reference(self, reference: Any) -> None:
-        if not isinstance(reference, str):
-            raise ValueError("a text")
-
-    def judge(self, task: Task, transcript: Sequence[JsonObject]) -> Judgement:
-        passed = transcript[-1]["content"] == task.reference
-        return Judgement(outcome=Outcome.PASS if passed else Outcome.FAIL, score=float(passed), detail="")
-
-
-def call(identifier: str, *, tokens: tuple[int, ...] = (7, 2), **changes: Any) -> Interaction:
-    choice = Choice(index=0, token_ids=tokens, logprobs=tuple(-0.5 for _ in tokens), text="2")
-    base = Interaction(
-        id=identifier,
-        episode_id="e",
-        user_key="u",
-        split=Split.TRAIN,
-        created_at=1.0,
-        messages=TASK.messages,
-        tools=(),
-        sampling=Sampling(),
-        prompt_token_ids=(5, 6),
-        choices=(choice,),
-        release_id="r0",
-        engine_replica="e0",
-        latency_s=0.1,
-        task=TASK,
-    )
-    return replace(base, **changes)
-
-
-def episode(identifier: str, *calls: Interaction, user: str = "u", split: Split = Split.TRAIN) -> Episode:
-    return Episode(
-        id=identifier, user_key=user, split=split, interactions=calls or (call(f"i-{identifier}", split=split),)
-    )
-
-
-def verdict(identifier: str, score: float = 1.0, **changes: Any) -> Verdict:
-    base = Verdict(
-        episode_id=identifier,
-        verifier="says",
-        version="1",
-        outcome=Outcome.PASS if score >= 1 else Outcome.FAIL,
-        score=score,
-        detail="",
-        seconds=0.0,
-        created_at=1.0,
-    )
-    return replace(base, **changes)
-
-
-def shown(identifier: str, value: Any = None, **changes: Any) -> Feedback:
-    base = Feedback(
-        id=identifier,
-        metric_name="demonstration",
-        value=[{"role": "assistant", "content": "2"}] if value is None else value,
-        interaction_id=None,
-        episode_id="e",
-        tags={},
-        created_at=1.0,
-    )
-    return replace(base, **changes)
-
-
-def run(
-    episodes: Sequence[Episode], verdicts: Sequence[Verdict], feedback: Sequence[Feedback] = (), **options: Any
-) -> Batch:
-    settings = CurationSettings(**options.pop("settings", {}))
-    return curate(episodes, verdicts, feedback, settings=settings, seed=0, verifiers={"says": Says()}, **options)
-
-
-def reasons(batch: Batch) -> dict[str, str]:
-    return {item["id"]: item["reason"] for item in batch.manifest["items"]}
+from tidegate.core.strategy import strategy_cluster
+from tidegate.core.types import Episode, Example, Feedback, Outcome, Split, Verdict
+from tidegate.curation import Batch, read_batch, write_batch
 
 
 def test_curation_a_verified_success_trains_on_its_sampled_tokens() -> None:
     batch = run([episode("e")], [verdict("e")])
+    cluster = strategy_cluster((), "2")
     assert batch.examples == (
-        Example(id="e", weight=1.0, source="episode", kind="sums", token_ids=(5, 6, 7, 2), loss_mask=(0, 0, 1, 1)),
+        Example(
+            id="e",
+            weight=1.0,
+            source="episode",
+            kind="sums",
+            token_ids=(5, 6, 7, 2),
+            loss_mask=(0, 0, 1, 1),
+            logprobs=(0.0, 0.0, -0.5, -0.5),
+            reward=1.0,
+            group=content_hash({"tokens": [5, 6]}),
+            cluster=cluster,
+            sampled_at=1.0,
+        ),
     )
     assert batch.manifest["items"] == [
-        {"id": "e", "weight": 1.0, "reason": "kept", "kind": "sums", "source": "episode"}
+        {
+            "id": "e",
+            "weight": 1.0,
+            "reason": "kept",
+            "kind": "sums",
+            "source": "episode",
+            "cluster": cluster,
+            "reward": 1.0,
+        }
     ]
     assert batch.counts == {"kept": 1}
     assert batch.fresh == 1
@@ -139,6 +64,8 @@ def test_curation_a_verified_success_trains_on_its_sampled_tokens() -> None:
         (episode("e"), [verdict("e", outcome=Outcome.ABSTAIN)], "abstained"),
         (episode("e"), [verdict("e", 0.99)], "below_threshold"),
         (episode("e", call("i", tokens=())), [verdict("e")], "no_token_ids"),
+        (episode("e", call("i", created_at=-90 * 86_400.0)), [verdict("e")], "stale"),
+        (episode("e", call("i", created_at=-90 * 86_400.0)), [], "no_verdict"),
         (episode("e", call("i", split=Split.DEV, consent=False)), [verdict("e")], "no_consent"),
     ],
 )
@@ -171,26 +98,31 @@ def test_curation_a_lower_threshold_lets_graded_successes_in() -> None:
     assert run([episode("e")], [verdict("e", 0.7)], settings={"success_threshold": 0.7}).fresh == 1
 
 
+def test_curation_an_episode_is_as_old_as_its_last_main_line_call() -> None:
+    old = -90 * 86_400.0
+    calls = (call("i", created_at=old), call("j", created_at=1.0, prompt_token_ids=(5, 6, 7, 2, 8)))
+    assert reasons(run([episode("e", *calls)], [verdict("e")])) == {"e": "kept"}
+    assert reasons(run([episode("e", calls[0])], [verdict("e")], now=0.0)) == {"e": "kept"}
+    side = replace(calls[1], main_line=False)
+    assert reasons(run([episode("e", calls[0], side)], [verdict("e")])) == {"e": "stale", "j": "side_call"}
+
+
 def test_curation_copies_users_and_budget_are_capped() -> None:
     copies = [episode(f"c{n}", user=f"u{n}") for n in range(5)]
     batch = run(copies, [verdict(e.id) for e in copies], settings={"max_per_prompt": 2})
     assert batch.counts == {"duplicate": 3, "kept": 2}
-    own = [episode(f"o{n}", call(f"i{n}", tokens=(n + 10, 2))) for n in range(5)]
+    own = [episode(f"o{n}", said(f"i{n}", f"It is {n}.")) for n in range(5)]
     batch = run(own, [verdict(e.id) for e in own], settings={"max_per_user": 2})
     assert batch.counts == {"kept": 2, "user_cap": 3}
-    many = [episode(f"m{n}", call(f"i{n}", tokens=(n + 10, 2)), user=f"u{n}") for n in range(5)]
+    many = [episode(f"m{n}", said(f"i{n}", f"It is {n}."), user=f"u{n}") for n in range(5)]
     batch = run(many, [verdict(e.id) for e in many], settings={"max_examples": 2})
     assert batch.counts == {"kept": 2, "over_budget": 3}
 
 
 def test_curation_the_seed_decides_which_examples_stay() -> None:
-    many = [episode(f"m{n}", call(f"i{n}", tokens=(n + 10, 2)), user=f"u{n}") for n in range(40)]
+    many = [episode(f"m{n}", said(f"i{n}", f"It is {n}."), user=f"u{n}") for n in range(40)]
     judged = [verdict(e.id) for e in many]
-    settings = CurationSettings(max_examples=5)
-    kept = [
-        {e.id for e in curate(many, judged, [], settings=settings, seed=seed, verifiers={}).examples}
-        for seed in (0, 0, 1)
-    ]
+    kept = [{e.id for e in run(many, judged, seed=seed, settings={"max_examples": 5}).examples} for seed in (0, 0, 1)]
     assert kept[0] == kept[1] != kept[2]
 
 

@@ -35,7 +35,8 @@ def some() -> Rollouts:
         sampled_at=5.0,
     )  # fmt: skip
     judged = Judged(episode=episode, verdict=verdict_on(call, passed=True))
-    return make_rollouts([judged], [Fresh(example=example, user_key="u")], account={"seed": 1, "counts": {"a": 1}})
+    found = Fresh(example=example, user_key="u", prompt=task.messages, answer="grüß dich \ud83d")
+    return make_rollouts([judged], [found], account={"seed": 1, "counts": {"a": 1}})
 
 
 def test_what_was_written_is_read_again(tmp_path: Path) -> None:

@@ -53,8 +53,9 @@ async def test_a_quarantined_batch_trains_no_more(tmp_path: Path) -> None:
             clock=lambda: 2.0,
         )
         config = {
-            "proposed": None, "after": 0.0, "until": 10.0**10, "seed": 0,
+            "proposed": None, "after": 0.0, "until": 10.0, "seed": 0,
             "curation": settings.curation.model_dump(mode="json"),
+            "training": settings.training.model_dump(mode="json"),
         }  # fmt: skip
         result = await cycle_steps(stages)[Step.CURATE](config, {}, lambda detail: None)
         batch = read_batch(tmp_path / "batches" / str(result.output["path"]))

@@ -90,11 +90,13 @@ def train_demonstrations(settings: Settings, path: Path, *, say: Callable[[str],
     model_dir = resolve_base(settings, progress=say)
     base_sha256 = base_hash(model_dir)
     with open_stores(directory) as stores:
+        now = time.time()
         batch = curate(
-            (), (), (), settings=settings.curation, seed=settings.training.seed, verifiers={}, demonstrations=examples
-        )
+            (), (), (),
+            settings=settings.curation, seed=settings.training.seed, now=now, verifiers={}, demonstrations=examples,
+        )  # fmt: skip
         batch_dir = write_batch(batch, directory.batches)
-        stores.trajectories.add_manifest(batch.hash, batch.manifest, time=time.time())
+        stores.trajectories.add_manifest(batch.hash, batch.manifest, time=now)
         job = TrainingJob(
             examples=batch_dir / "examples.jsonl",
             base_model=model_dir,

@@ -30,6 +30,7 @@ OTHER_VARIABLES = frozenset({"TIDEGATE_API_KEY", "TIDEGATE_CACHE_DIR"})
 """Variables with our prefix that are no settings: the key that clients send, where downloaded models are kept."""
 
 Fraction = Annotated[float, Field(ge=0.0, le=1.0)]
+Share = Annotated[float, Field(ge=0.0, lt=1.0)]
 Port = Annotated[int, Field(ge=0, le=65535)]
 Positive = Annotated[int, Field(ge=1)]
 Finite = Annotated[float, Field(allow_inf_nan=False)]
@@ -123,13 +124,41 @@ class CurationSettings(_Section):
     """From scored episodes to a training batch."""
 
     success_threshold: Fraction = Field(default=1.0, description="Lowest score of an episode that is trained on.")
+    near_success_quantile: Fraction = Field(
+        default=0.55,
+        description="Scores below the threshold that exceed this quantile of the window's scores, and half the "
+        "threshold, train as near-successes; 1 lets none in.",
+    )
+    near_success_weight: float = Field(
+        default=0.3, gt=0.0, le=1.0, description="Weight of a near-success beside a success."
+    )
+    max_age_days: Finite = Field(
+        default=90.0, gt=0, description="Episodes whose last call is older at the window's end are not trained on."
+    )
     max_examples: Positive = Field(
         default=400,
         description="Most fresh examples of a batch, and most demonstrations; beyond them a sample is taken.",
     )
     max_per_user: Positive = Field(default=20, description="Most examples of one user in a batch.")
+    max_user_share: float = Field(
+        default=0.005,
+        gt=0.0,
+        le=1.0,
+        description="Largest share of one user in the weight of a batch, where that is more than one example's worth.",
+    )
     min_fresh: Positive = Field(default=16, description="Fewest verified fresh examples that are worth a cycle.")
     max_per_prompt: Positive = Field(default=3, description="Most copies of one prompt's exact same answer path.")
+    max_per_cluster: Positive = Field(
+        default=3, description="Most near-copies: prompt and answer nearly the same, by the same strategy."
+    )
+    replay_share: Share = Field(
+        default=0.15, description="Share of a batch that is replayed from earlier cycles' batches, besides the fresh."
+    )
+    demonstration_share: Share = Field(
+        default=0.10,
+        description="Largest share of demonstrations among the examples of a kind with min_fresh fresh successes; the "
+        "fewer it has, the more of them train.",
+    )
 
 
 class TrainingSettings(_Section):

@@ -3,12 +3,14 @@
 from tidegate.curation.batch import Batch, read_batch, write_batch
 from tidegate.curation.curate import curate
 from tidegate.curation.rollouts import Judged, Rollouts, make_rollouts, no_rollouts, read_rollouts, write_rollouts
+from tidegate.curation.shown import episodes_shown
 
 __all__ = [
     "Batch",
     "Judged",
     "Rollouts",
     "curate",
+    "episodes_shown",
     "make_rollouts",
     "no_rollouts",
     "read_batch",

@@ -26,8 +26,9 @@ class Batch:
     """What trains, and the manifest that accounts for everything that was looked at.
 
     ``hash`` is the content hash of the manifest; the manifest names the hash of the examples, so that it stands for
-    both. Manifest: ``schema``, ``seed``, ``settings``, ``examples_sha256``, ``counts`` (items by reason) and ``items``
-    (``id``, ``weight``, ``reason``, ``kind``, ``source``; reason ``kept`` trains).
+    both. Manifest: ``schema``, ``seed``, ``settings``, ``keep_failures``, ``examples_sha256``, ``counts`` (items by
+    reason) and ``items`` (``id``, ``weight``, ``reason``, ``kind``, ``source``, ``cluster``, ``reward``; reason
+    ``kept`` trains).
     """
 
     hash: str
@@ -41,25 +42,43 @@ class Batch:
 
     @property
     def fresh(self) -> int:
-        """Examples that come from recorded episodes."""
-        return sum(example.source == EPISODE for example in self.examples)
+        """Verified successes that come from episodes of the window; near-successes and failures do not count."""
+        threshold = self.manifest["settings"]["success_threshold"]
+        return sum(
+            example.source == EPISODE and example.reward is not None and example.reward >= threshold
+            for example in self.examples
+        )
 
 
-def make_batch(examples: Sequence[Example], dropped: Sequence[Dropped], *, seed: int, settings: JsonObject) -> Batch:
+def make_batch(
+    examples: Sequence[Example], dropped: Sequence[Dropped], *, seed: int, settings: JsonObject, keep_failures: bool
+) -> Batch:
     """Put a batch together; the same content gives the same bytes whatever the order it comes in."""
     ordered = tuple(sorted(examples, key=lambda example: (example.source, example.id, example_line(example))))
-    items = [{"id": e.id, "weight": e.weight, "reason": KEPT, "kind": e.kind, "source": e.source} for e in ordered] + [
-        {"id": d.id, "weight": 0.0, "reason": d.reason, "kind": d.kind, "source": d.source} for d in sorted(dropped)
-    ]
+    items = [_item(example, weight=example.weight, reason=KEPT) for example in ordered]
+    items += sorted((_item(item, weight=0.0, reason=item.reason) for item in dropped), key=canonical_json)
     manifest: JsonObject = {
         "schema": SCHEMA,
         "seed": seed,
         "settings": settings,
+        "keep_failures": keep_failures,
         "examples_sha256": hashlib.sha256(_lines(ordered)).hexdigest(),
         "counts": dict(sorted(Counter(str(item["reason"]) for item in items).items())),
         "items": items,
     }
     return Batch(hash=content_hash(manifest), manifest=manifest, examples=ordered)
+
+
+def _item(item: Example | Dropped, *, weight: float, reason: str) -> dict[str, Any]:
+    return {
+        "id": item.id,
+        "weight": weight,
+        "reason": reason,
+        "kind": item.kind,
+        "source": item.source,
+        "cluster": item.cluster,
+        "reward": item.reward,
+    }
 
 
 def write_batch(batch: Batch, directory: Path) -> Path:

@@ -124,7 +124,8 @@ def read_rollouts(path: Path) -> Rollouts:
         manifest=manifest,
         judged=tuple(Judged(episode=_episode(line["episode"]), verdict=_verdict(line["verdict"])) for line in judged),
         rationalized=tuple(
-            Fresh(example=example_of(line["example"]), user_key=line["user_key"]) for line in rationalized
+            Fresh(**_changed(_with_tuples(line, "prompt"), example=example_of(line["example"])))
+            for line in rationalized
         ),
     )
 

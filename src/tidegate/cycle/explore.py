@@ -218,7 +218,7 @@ def _rollouts(
     left_out = Counter(item.reason for item in plan.chosen.dropped)
     dropped = [
         {"id": item.id, "reason": item.reason, "kind": item.kind, "source": item.source}
-        for item in sorted(plan.chosen.dropped)
+        for item in sorted(plan.chosen.dropped, key=lambda item: (item.id, item.reason))
     ]
     account = {
         "seed": config["seed"],

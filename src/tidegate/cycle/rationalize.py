@@ -96,4 +96,9 @@ def _example(item: _Hinted, episode: Episode, prompt: tuple[int, ...], score: fl
     example = without_hint(sequences[0].example, hinted_prompt=first.prompt_token_ids, prompt=prompt)
     if isinstance(example, str):
         return example
-    return Fresh(example=replace(example, reward=score), user_key=item.asked.user_key)
+    return Fresh(
+        example=replace(example, reward=score),
+        user_key=item.asked.user_key,
+        prompt=item.asked.task.messages,
+        answer=sequences[0].answer,
+    )

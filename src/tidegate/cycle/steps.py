@@ -19,6 +19,7 @@ from tidegate.curation import curate, write_batch
 from tidegate.cycle.explore import explore, rollouts_of
 from tidegate.cycle.going_live import canary, publish
 from tidegate.cycle.machine import CycleOutcome, Outputs, Report, Step, StepFunction, StepResult
+from tidegate.cycle.replaying import earlier_examples
 from tidegate.cycle.stages import (
     CycleStages,
     arm_of,
@@ -61,14 +62,18 @@ def new_config(stages: CycleStages, cycles: CycleStore, *, proposed: str | None)
     """What is frozen when a cycle opens: its window of traffic, seed, and the weights it starts from.
 
     The window begins where the last cycle ended that published something, so that refused and abandoned
-    evidence is used again.
+    evidence is used again. ``batches`` names what earlier cycles curated, oldest first.
     """
     aliases = stages.releases.aliases()
     shas = {release.id: release.adapter_sha256 for release in stages.releases.list_releases()}
     after, number = 0.0, 0
+    batches: dict[str, None] = {}
     for cycle in cycles.list_cycles():
         number += 1
-        collected = cycles.steps(cycle["id"]).get(Step.COLLECT.value)
+        done = cycles.steps(cycle["id"])
+        collected, curated = done.get(Step.COLLECT.value), done.get(Step.CURATE.value)
+        if curated is not None and "manifest_hash" in curated["output"]:
+            batches[str(curated["output"]["manifest_hash"])] = None
         if cycle["outcome"] == CycleOutcome.DONE.value and collected is not None:
             after = max(after, float(collected["output"].get("until", 0.0)))
     return {
@@ -79,6 +84,7 @@ def new_config(stages: CycleStages, cycles: CycleStore, *, proposed: str | None)
         "champion_sha256": shas.get(aliases.get("champion", "")),
         "proposed": proposed,
         "rollouts": stages.settings.rollouts.model_dump(mode="json"),
+        "batches": list(batches),
         "curation": stages.settings.curation.model_dump(mode="json"),
         "training": stages.settings.training.model_dump(mode="json"),
     }
@@ -126,18 +132,23 @@ async def curate_batch(stages: CycleStages, config: JsonObject, outputs: Outputs
     if config["proposed"]:
         return StepResult(output={"proposed": config["proposed"]})
     settings = stages.settings.curation.model_validate(config["curation"])
+    objective = stages.settings.training.model_validate(config["training"]).objective
 
     def run() -> StepResult:
         rollouts = rollouts_of(stages, outputs)
+        earlier = earlier_examples(stages, config.get("batches", ()), until=float(config["until"]))
         batch = curate(
             [*_window(stages, config, (Split.TRAIN,)), *rollouts.episodes],
             [*stages.trajectories.list_verdicts(), *rollouts.verdicts],
             [given for given in stages.trajectories.list_feedback() if given.created_at <= config["until"]],
             settings=settings,
             seed=int(config["seed"]),
+            now=float(config["until"]),
             verifiers=stages.verifiers,
             rationalized=rollouts.rationalized,
             quarantined=_quarantined_examples(stages),
+            replay=earlier.examples,
+            keep_failures=objective != "sft",
         )
         path = write_batch(batch, stages.batches_dir)
         stages.manifests.add_manifest(batch.hash, batch.manifest, time=stages.clock())
@@ -147,7 +158,10 @@ async def curate_batch(stages: CycleStages, config: JsonObject, outputs: Outputs
             "fresh": batch.fresh,
             "examples": len(batch.examples),
             "by_kind": dict(sorted(Counter(example.kind for example in batch.examples).items())),
+            "by_source": dict(sorted(Counter(example.source for example in batch.examples).items())),
+            "with_logprobs": sum(bool(example.logprobs) for example in batch.examples),
             "counts": dict(batch.counts),
+            "earlier": dict(earlier.counts),
         }
         if batch.fresh < settings.min_fresh:
             reason = f"{batch.fresh} of {settings.min_fresh} fresh verified examples that a cycle needs"

@@ -11,7 +11,6 @@ Texts are looked at here and stay behind: a record holds the measures.
 from __future__ import annotations
 
 import hashlib
-import re
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -21,6 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tidegate.core.statistics import distinct_n, effective_strategies, vendi_score
+from tidegate.core.strategy import normalised
 from tidegate.core.types import Answer, JsonObject
 
 Column: TypeAlias = NDArray[np.float64]
@@ -28,8 +28,6 @@ Counts: TypeAlias = NDArray[np.int64]
 
 _DISTINCT = 2
 _GRAM = 3
-_SPACES = re.compile(r"\s+")
-_ENDS = " \t.,;:!?\"'`*()[]{}"
 _COUNTS = ("passed", "cut_short", "tokens")
 _COLUMNS = (*_COUNTS, "surprisal", "strategies", "distinct", "vendi")
 
@@ -157,7 +155,7 @@ def decode_samples(values: JsonObject) -> SampleEvidence:
 
 def strategy_of(answer: Answer) -> tuple[tuple[str, ...], str]:
     """What an answer did: the names of the tools called, and its last text normalised."""
-    return answer.tools, _SPACES.sub(" ", answer.text).strip(_ENDS).casefold()
+    return answer.tools, normalised(answer.text)
 
 
 def _measured(answers: Sequence[Sequence[Answer]], kept: Sequence[int]) -> Samples:

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 from tidegate.core.chat import content_text
 from tidegate.core.errors import RequestError
-from tidegate.core.hashing import content_hash
 from tidegate.core.selection.limits import dropped_example
-from tidegate.core.selection.sequences import Fresh
+from tidegate.core.selection.sequences import Fresh, prompt_key
 from tidegate.core.selection.sifting import DEMONSTRATION, Sifted, limit
 from tidegate.core.types import Example, Messages, Task, Tools
 
@@ -85,15 +85,6 @@ def _is_tool_call(call: Any) -> bool:
         return False
 
 
-def prompt_key(example: Example) -> str:
-    """Equal for examples that answer the same prompt."""
-    if example.token_ids:
-        first = next((index for index, trained in enumerate(example.loss_mask) if trained), len(example.token_ids))
-        return content_hash({"tokens": list(example.token_ids[:first])})
-    first = example.trained_messages[0] if example.trained_messages else len(example.messages)
-    return content_hash({"messages": list(example.messages[:first]), "tools": list(example.tools)})
-
-
 def per_prompt(
     examples: Sequence[Fresh], *, most: int, seed: int, used: Mapping[str, int] | None = None
 ) -> Sifted[Fresh]:
@@ -107,3 +98,52 @@ def per_prompt(
         drop=lambda item: dropped_example(item, "prompt_cap"),
         used=used,
     )
+
+
+def per_kind(
+    shown: Sequence[Fresh], *, solved: Mapping[str, int], enough: int, share: float, most: int, seed: int
+) -> Sifted[Fresh]:
+    """Keep as many demonstrations of each kind as :func:`allowance` gives it.
+
+    Args:
+        shown: demonstrations.
+        solved: how many fresh successes of each kind train beside them.
+        enough: fresh successes from which a kind can be learnt, >= 1.
+        share: of a kind's examples that may be demonstrations once it has enough successes, in [0, 1).
+        most: demonstrations of a kind that is never solved.
+        seed: decides which stay.
+    """
+    allowed = {
+        kind: allowance(solved.get(kind, 0), enough=enough, share=share, most=most)
+        for kind in {item.example.kind for item in shown}
+    }
+    return limit(
+        shown,
+        identify=lambda item: item.example.id,
+        group=lambda item: item.example.kind,
+        quota=most,
+        seed=seed,
+        drop=lambda item: dropped_example(item, "demonstration_share"),
+        used={kind: most - count for kind, count in allowed.items()},
+    )
+
+
+def allowance(solved: int, *, enough: int, share: float, most: int) -> int:
+    """How many demonstrations of one kind train.
+
+    A kind that is never solved gets ``most``: there is nothing else to learn it from. One with ``enough`` fresh
+    successes gets ``share / (1 - share)`` of them, so that demonstrations are that share of its examples. In between
+    the number moves in a straight line: one lucky success must not cost a kind its demonstrations.
+
+    Args:
+        solved: fresh successes of the kind, >= 0.
+        enough: >= 1.
+        share: in [0, 1).
+        most: of a kind that is never solved.
+
+    Returns:
+        A number in [0, most].
+    """
+    beside = min(float(most), share / (1 - share) * max(solved, enough))
+    progress = min(1.0, solved / enough)
+    return math.floor(most + (beside - most) * progress + 1e-9)  # 1e-9: 1 / 9 * 9 must not come out below 1

@@ -1,12 +1,16 @@
-"""Which recorded episodes may train at all, in this order: consent, split, main line, verdict, success."""
+"""Which recorded episodes may train at all, in this order: consent, split, main line, verdict, age, success."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
+import numpy as np
+
 from tidegate.core.selection.sifting import EPISODE, INTERACTION, Dropped, Sifted, sift
 from tidegate.core.types import Episode, Outcome, Split, Task, Verdict
+
+_DAY_S = 86_400.0
 
 
 def episode_kind(episode: Episode) -> str:
@@ -14,9 +18,9 @@ def episode_kind(episode: Episode) -> str:
     return episode.task.kind if episode.task is not None else "default"
 
 
-def dropped_episode(episode: Episode, reason: str) -> Dropped:
+def dropped_episode(episode: Episode, reason: str, *, reward: float | None = None) -> Dropped:
     """The record of an episode that does not train."""
-    return Dropped(id=episode.id, reason=reason, kind=episode_kind(episode), source=EPISODE)
+    return Dropped(id=episode.id, reason=reason, kind=episode_kind(episode), source=EPISODE, reward=reward)
 
 
 def with_consent(episodes: Sequence[Episode]) -> Sifted[Episode]:
@@ -91,13 +95,57 @@ def with_verdict(episodes: Sequence[Episode], verdicts: Mapping[str, Sequence[Ve
     return sift(episodes, reason_against, dropped_episode)
 
 
-def successful(
-    episodes: Sequence[Episode], verdicts: Mapping[str, Sequence[Verdict]], *, threshold: float
-) -> Sifted[Episode]:
-    """Keep episodes with a score of at least ``threshold``, in [0, 1]."""
+def not_stale(episodes: Sequence[Episode], *, now: float, max_age_days: float) -> Sifted[Episode]:
+    """Drop episodes whose last call is more than ``max_age_days`` older than ``now``, in Unix seconds."""
+    oldest = now - max_age_days * _DAY_S
 
     def reason_against(episode: Episode) -> str | None:
-        verdict = deciding_verdict(episode.task, verdicts.get(episode.id, ()))
-        return None if verdict is not None and verdict.score >= threshold else "below_threshold"
+        return "stale" if max(call.created_at for call in episode.interactions) < oldest else None
 
     return sift(episodes, reason_against, dropped_episode)
+
+
+def deciding_scores(episodes: Sequence[Episode], verdicts: Mapping[str, Sequence[Verdict]]) -> dict[str, float]:
+    """Score of the deciding verdict by episode id; episodes without one, or with an abstention, are left out."""
+    deciding = {episode.id: deciding_verdict(episode.task, verdicts.get(episode.id, ())) for episode in episodes}
+    return {
+        identifier: verdict.score
+        for identifier, verdict in deciding.items()
+        if verdict is not None and verdict.outcome is not Outcome.ABSTAIN
+    }
+
+
+def near_success_floor(scores: Sequence[float], *, threshold: float, quantile: float) -> float:
+    """The score that a near-success must exceed: the larger of a quantile of all scores and half the threshold.
+
+    Both halves keep plain failures out. With two different scores, whatever they are, the quantile is one of them, and
+    what exceeds the lower is a success: nothing comes near. Half the threshold holds off the crumbs that some scorers
+    give for a wrong answer where scores are graded.
+
+    Args:
+        scores: (N,) of the window, successes included, in [0, 1].
+        threshold: of success, in [0, 1].
+        quantile: in [0, 1]; taken as the smallest score that at least this share of the scores does not exceed, 1
+            therefore lets nothing in.
+    """
+    if not scores:
+        return threshold
+    place = float(np.quantile(np.asarray(scores, dtype=np.float64), quantile, method="inverted_cdf"))
+    return max(place, threshold / 2)
+
+
+def successful(
+    episodes: Sequence[Episode], scores: Mapping[str, float], *, threshold: float, above: float | None = None
+) -> Sifted[Episode]:
+    """Keep episodes with a score of at least ``threshold``, in [0, 1], and those whose score exceeds ``above``."""
+
+    def reason_against(episode: Episode) -> str | None:
+        score = scores.get(episode.id)
+        passes = score is not None and (score >= threshold or (above is not None and score > above))
+        return None if passes else "below_threshold"
+
+    return sift(
+        episodes,
+        reason_against,
+        lambda episode, reason: dropped_episode(episode, reason, reward=scores.get(episode.id)),
+    )

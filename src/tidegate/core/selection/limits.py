@@ -4,20 +4,30 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from tidegate.core.selection.sequences import Fresh
+from tidegate.core.hashing import content_hash
+from tidegate.core.selection.sequences import Fresh, prompt_key
 from tidegate.core.selection.sifting import Dropped, Sifted, limit
 
 
-def distinct(fresh: Sequence[Fresh], *, copies: int, seed: int) -> Sifted[Fresh]:
-    """Keep at most ``copies`` (>= 1) examples with the very same prompt and completion tokens."""
+def distinct(fresh: Sequence[Fresh], *, copies: int, seed: int, used: Mapping[str, int] | None = None) -> Sifted[Fresh]:
+    """Keep at most ``copies`` (>= 1) examples of equal :func:`copy_key`, those that ``used`` counts included."""
     return limit(
         fresh,
         identify=_identify,
-        group=lambda item: (item.example.token_ids, item.example.loss_mask),
+        group=copy_key,
         quota=copies,
         seed=seed,
         drop=lambda item: dropped_example(item, "duplicate"),
+        used=used,
     )
+
+
+def copy_key(item: Fresh) -> str:
+    """Equal for the very same prompt and completion tokens; of demonstrations, for the same prompt."""
+    example = item.example
+    if not example.token_ids:
+        return prompt_key(example)
+    return content_hash([list(example.token_ids), list(example.loss_mask)])
 
 
 def per_user(fresh: Sequence[Fresh], *, most: int, seed: int, used: Mapping[str, int] | None = None) -> Sifted[Fresh]:
@@ -48,7 +58,14 @@ def within_budget(fresh: Sequence[Fresh], *, budget: int, seed: int) -> Sifted[F
 def dropped_example(item: Fresh, reason: str) -> Dropped:
     """The record of an example that does not train."""
     example = item.example
-    return Dropped(id=example.id, reason=reason, kind=example.kind, source=example.source)
+    return Dropped(
+        id=example.id,
+        reason=reason,
+        kind=example.kind,
+        source=example.source,
+        reward=example.reward,
+        cluster=example.cluster,
+    )
 
 
 def _identify(item: Fresh) -> str:

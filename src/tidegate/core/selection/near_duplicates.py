@@ -1,4 +1,4 @@
-"""Prompts that say almost the same: whether one was asked before in nearly the same words.
+"""Texts that say almost the same: whether a prompt was asked, or an answer given, before in nearly the same words.
 
 Two prompts are near-duplicates when they hold the same numbers and the Jaccard similarity of their sets of word 3-grams
 reaches a threshold. Much traffic is made from templates, whose prompts differ in one name or number and are different
@@ -19,7 +19,7 @@ from __future__ import annotations
 import math
 import re
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 
 from tidegate.core.chat import content_text
 from tidegate.core.hashing import content_hash
@@ -48,7 +48,15 @@ def shingles(messages: Messages) -> frozenset[str]:
     everything alike.
     """
     said = [message for message in messages if message.get("role") == "user"]
-    words = [word for message in said for word in _words(content_text(message.get("content")).casefold())]
+    return _shingles([word for message in said for word in _words(content_text(message.get("content")).casefold())])
+
+
+def text_shingles(text: str) -> frozenset[str]:
+    """Shingles of one text, made as those of a prompt."""
+    return _shingles(_words(text.casefold()))
+
+
+def _shingles(words: Sequence[str]) -> frozenset[str]:
     if len(words) < _SIZE:
         return frozenset({" ".join(words)})
     numbers = [number for word in words for number in _NUMBER.findall(word) if number != _ONE]
@@ -64,6 +72,39 @@ def _words(text: str) -> list[str]:
     return _WORD.findall(text, opening.end() if opening else 0) or _WORD.findall(text)
 
 
+class ShingleIndex:
+    """Finds the sets of shingles that are near-duplicates of a given one, exactly.
+
+    Args:
+        indexed: to compare with.
+        threshold: Jaccard similarity in (0, 1] from which two sets count as near-duplicates.
+
+    Raises:
+        ValueError: the threshold is outside its range.
+    """
+
+    def __init__(self, indexed: Sequence[frozenset[str]], *, threshold: float = THRESHOLD) -> None:
+        if not 0.0 < threshold <= 1.0:
+            raise ValueError(f"threshold = {threshold!r}; a number in (0, 1] is accepted")
+        self._threshold = threshold
+        self._indexed = indexed
+        self._frequency = Counter(shingle for members in indexed for shingle in members)
+        self._holders: defaultdict[str, list[int]] = defaultdict(list)
+        for place, members in enumerate(indexed):
+            for shingle in self._prefix(members):
+                self._holders[shingle].append(place)
+
+    def near(self, wanted: frozenset[str]) -> Iterator[int]:
+        """Places of the indexed sets that are similar enough, in rising order."""
+        candidates = {place for shingle in self._prefix(wanted) for place in self._holders.get(shingle, ())}
+        return (place for place in sorted(candidates) if jaccard(wanted, self._indexed[place]) >= self._threshold)
+
+    def _prefix(self, members: frozenset[str]) -> Sequence[str]:
+        """The rarest shingles: two sets that are similar enough share one of each other's."""
+        ordered = sorted(members, key=lambda shingle: (self._frequency[shingle], shingle))
+        return ordered[: len(ordered) - math.ceil(self._threshold * len(ordered)) + 1]
+
+
 class PromptIndex:
     """Answers whether a prompt is a near-duplicate of an indexed one, exactly.
 
@@ -76,27 +117,13 @@ class PromptIndex:
     """
 
     def __init__(self, prompts: Iterable[Messages], *, threshold: float = THRESHOLD) -> None:
-        if not 0.0 < threshold <= 1.0:
-            raise ValueError(f"threshold = {threshold!r}; a number in (0, 1] is accepted")
-        self._threshold = threshold
-        self._indexed = list({shingles(prompt) for prompt in prompts})
-        self._frequency = Counter(shingle for indexed in self._indexed for shingle in indexed)
-        self._holders: defaultdict[str, list[int]] = defaultdict(list)
-        for number, indexed in enumerate(self._indexed):
-            for shingle in self._prefix(indexed):
-                self._holders[shingle].append(number)
+        self._index = ShingleIndex(list({shingles(prompt) for prompt in prompts}), threshold=threshold)
 
     def has_near(self, prompt: Messages) -> bool:
         """Whether an indexed prompt says almost the same."""
-        wanted = shingles(prompt)
-        candidates = {number for shingle in self._prefix(wanted) for number in self._holders.get(shingle, ())}
-        return any(_jaccard(wanted, self._indexed[number]) >= self._threshold for number in candidates)
-
-    def _prefix(self, members: frozenset[str]) -> Sequence[str]:
-        """The rarest shingles: two sets that are similar enough share one of each other's."""
-        ordered = sorted(members, key=lambda shingle: (self._frequency[shingle], shingle))
-        return ordered[: len(ordered) - math.ceil(self._threshold * len(ordered)) + 1]
+        return any(True for _ in self._index.near(shingles(prompt)))
 
 
-def _jaccard(one: frozenset[str], other: frozenset[str]) -> float:
+def jaccard(one: frozenset[str], other: frozenset[str]) -> float:
+    """Similarity of two sets that are not both empty, in [0, 1]."""
     return len(one & other) / len(one | other)

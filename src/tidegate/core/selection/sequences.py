@@ -2,37 +2,63 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 
+from tidegate.core.hashing import content_hash
 from tidegate.core.selection.episodes import dropped_episode, episode_kind
 from tidegate.core.selection.sifting import EPISODE, Dropped, Sifted
-from tidegate.core.types import Episode, Example, Interaction
+from tidegate.core.strategy import episode_cluster
+from tidegate.core.types import Episode, Example, Interaction, Messages, Sampling
+
+_ROUNDING = 1e-4  # engines state some log-probabilities a little above 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Fresh:
-    """An example from traffic and the user it came from."""
+    """An example, the user it came from, and where it was sampled the texts behind its tokens.
+
+    ``prompt`` is the conversation before the last call, ``answer`` all that the model said and called.
+    """
 
     example: Example
     user_key: str
+    prompt: Messages = ()
+    answer: str = ""
 
 
-def token_sequences(episodes: Sequence[Episode]) -> Sifted[Fresh]:
+def token_sequences(
+    episodes: Sequence[Episode],
+    *,
+    rewards: Mapping[str, float] | None = None,
+    cluster_of: Callable[[Episode], str] = episode_cluster,
+) -> Sifted[Fresh]:
     """One example per episode when its calls are one sequence, else one per call.
 
     The calls of an episode are one sequence when each prompt begins with the exact tokens of the previous
     prompt and completion. Trained are the sampled tokens, the end-of-turn token included: ``loss_mask`` is 1 there and
     0 on prompts and tool results. An episode of which any call lacks token ids, or a log-probability for each
     token, is dropped as ``no_token_ids``.
+
+    Recorded log-probabilities are carried along unless they are of another distribution than was sampled from: greedy
+    calls, top-p, top-k and penalties leave an example without any, as do values that are no log-probabilities. The
+    group is a hash of the prompt's tokens, so that equal prompts form one group whoever asked.
+
+    Args:
+        episodes: their main lines.
+        rewards: score by episode id, in [0, 1].
+        cluster_of: names the strategy of an episode.
     """
     kept: list[Fresh] = []
     dropped: list[Dropped] = []
+    known = rewards or {}
     for episode in episodes:
+        reward = known.get(episode.id)
         if all(map(has_tokens, episode.interactions)) and episode.interactions:
-            kept.extend(Fresh(example=example, user_key=episode.user_key) for example in _examples(episode))
+            kept.extend(_examples(episode, reward, cluster_of(episode)))
         else:
-            dropped.append(dropped_episode(episode, "no_token_ids"))
+            dropped.append(dropped_episode(episode, "no_token_ids", reward=reward))
     return Sifted(kept=tuple(kept), dropped=tuple(dropped))
 
 
@@ -44,20 +70,43 @@ def has_tokens(call: Interaction) -> bool:
     return len(choice.token_ids) > 0 and len(choice.logprobs) == len(choice.token_ids)
 
 
-def _examples(episode: Episode) -> list[Example]:
+def prompt_key(example: Example) -> str:
+    """Equal for examples that answer the same prompt."""
+    if example.token_ids:
+        first = next((index for index, trained in enumerate(example.loss_mask) if trained), len(example.token_ids))
+        return _tokens_key(example.token_ids[:first])
+    first = example.trained_messages[0] if example.trained_messages else len(example.messages)
+    return content_hash({"messages": list(example.messages[:first]), "tools": list(example.tools)})
+
+
+def _tokens_key(tokens: Sequence[int]) -> str:
+    return content_hash({"tokens": list(tokens)})
+
+
+def _examples(episode: Episode, reward: float | None, cluster: str) -> list[Fresh]:
     sequences = [_sequence([call]) for call in episode.interactions]
     if all(map(_goes_on, episode.interactions, episode.interactions[1:])):
         sequences = [_sequence(episode.interactions)]
     return [
-        Example(
-            id=episode.id if len(sequences) == 1 else f"{episode.id}/{index}",
-            weight=1.0,
-            source=EPISODE,
-            kind=episode_kind(episode),
-            token_ids=token_ids,
-            loss_mask=loss_mask,
+        Fresh(
+            example=Example(
+                id=episode.id if len(sequences) == 1 else f"{episode.id}/{index}",
+                weight=1.0,
+                source=EPISODE,
+                kind=episode_kind(episode),
+                token_ids=tuple(sequence.token_ids),
+                loss_mask=tuple(sequence.loss_mask),
+                logprobs=tuple(sequence.logprobs) if sequence.comparable else (),
+                reward=reward,
+                group=_tokens_key(sequence.calls[0].prompt_token_ids),
+                cluster=cluster,
+                sampled_at=max(call.created_at for call in sequence.calls),
+            ),
+            user_key=episode.user_key,
+            prompt=sequence.calls[-1].messages,
+            answer=" ".join(map(_said, sequence.calls)),
         )
-        for index, (token_ids, loss_mask) in enumerate(sequences)
+        for index, sequence in enumerate(sequences)
     ]
 
 
@@ -66,13 +115,40 @@ def _goes_on(call: Interaction, following: Interaction) -> bool:
     return following.prompt_token_ids[: len(tokens)] == tokens
 
 
-def _sequence(calls: Sequence[Interaction]) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """Token ids (T,) and loss mask (T,) of calls that continue one another."""
-    token_ids: list[int] = []
-    loss_mask: list[int] = []
+@dataclass(slots=True, kw_only=True)
+class _Sequence:
+    """Calls that continue one another: ``token_ids``, ``loss_mask`` and ``logprobs`` of length T."""
+
+    calls: Sequence[Interaction]
+    token_ids: list[int] = field(default_factory=list[int])
+    loss_mask: list[int] = field(default_factory=list[int])
+    logprobs: list[float] = field(default_factory=list[float])
+
+    @property
+    def comparable(self) -> bool:
+        """Whether the log-probabilities are those of the distribution that was sampled from."""
+        if not all(_unfiltered(call.sampling) for call in self.calls):
+            return False
+        return all(math.isfinite(logprob) and logprob <= _ROUNDING for logprob in self.logprobs)
+
+
+def _sequence(calls: Sequence[Interaction]) -> _Sequence:
+    made = _Sequence(calls=calls)
     for call in calls:
-        context = call.prompt_token_ids[len(token_ids) :]
-        completion = call.choices[0].token_ids
-        token_ids += [*context, *completion]
-        loss_mask += [0] * len(context) + [1] * len(completion)
-    return tuple(token_ids), tuple(loss_mask)
+        context = call.prompt_token_ids[len(made.token_ids) :]
+        choice = call.choices[0]
+        made.token_ids += [*context, *choice.token_ids]
+        made.loss_mask += [0] * len(context) + [1] * len(choice.token_ids)
+        made.logprobs += [*(0.0 for _ in context), *choice.logprobs]
+    return made
+
+
+def _unfiltered(sampling: Sampling) -> bool:
+    penalised = sampling.presence_penalty or sampling.frequency_penalty
+    return sampling.temperature > 0 and sampling.top_p >= 1 and sampling.top_k <= 0 and not penalised
+
+
+def _said(call: Interaction) -> str:
+    choice = call.choices[0]
+    called = (f"{made['function']['name']} {made['function']['arguments']}" for made in choice.tool_calls)
+    return " ".join((choice.text, *called))

@@ -20,20 +20,24 @@ FEEDBACK = "feedback"
 DEMONSTRATION = "demonstration"
 RATIONALIZED = "rationalized"
 TASK = "task"
+REPLAY = "replay"
 KEPT = "kept"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True, order=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Dropped:
     """Something that does not train.
 
-    ``source``: episode, interaction, feedback, demonstration, rationalized or task.
+    ``source``: episode, interaction, feedback, demonstration, rationalized, task or replay. ``reward`` and ``cluster``
+    as those of an example, where they were known when it went.
     """
 
     id: str
     reason: str
     kind: str
     source: str
+    reward: float | None = None
+    cluster: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,0 +1,42 @@
+"""What counts as the same way of answering: the tools called, in order, and the form of the last text.
+
+Two grains: :func:`normalised` keeps what was said, so that answers to one task can be told apart; a cluster also leaves
+out which numbers were said, so that answers to many tasks of one template fall together.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+
+from tidegate.core.hashing import content_hash
+from tidegate.core.types import Episode
+
+_SPACES = re.compile(r"\s+")
+_ENDS = " \t.,;:!?\"'`*()[]{}"
+_NUMBER = re.compile(r"(?:(?<![\w.)])[-+\u2212])?\d+(?:[.,/:]\d+)*")
+
+
+def normalised(text: str) -> str:
+    """The text without case, runs of white space, and punctuation at its ends."""
+    return _SPACES.sub(" ", text).strip(_ENDS).casefold()
+
+
+def strategy_cluster(tools: Sequence[str], text: str) -> str:
+    """Name of a way of answering: the tools called, and 12 hex digits for the form of the text.
+
+    Numbers count as one and the same, signs included. The text is hashed, because names of clusters stand in manifests.
+
+    Args:
+        tools: names of the tools called, in order.
+        text: the last text of the answer.
+    """
+    form = _NUMBER.sub("N", normalised(text))
+    return f"{'>'.join(tools)}:{content_hash([list(tools), form])[:12]}"
+
+
+def episode_cluster(episode: Episode) -> str:
+    """The cluster of the first choices of an episode's calls."""
+    choices = [call.choices[0] for call in episode.interactions if call.choices]
+    tools = [str(call["function"]["name"]) for choice in choices for call in choice.tool_calls]
+    return strategy_cluster(tools, choices[-1].text if choices else "")
