@@ -114,6 +114,31 @@ def test_episodes_are_listed_by_their_first_interaction(store: Store):
     assert [(e.id, len(e.interactions)) for e in active] == [("b", 3), ("d", 1)]
 
 
+def test_the_last_episodes_that_some_releases_answered_in(store: Store):
+    store.append_interactions(
+        [
+            interaction("a1", episode="a", at=1.0, release_id="r0"),
+            interaction("b1", episode="b", at=2.0, release_id="r1"),
+            interaction("b2", episode="b", at=9.0, release_id="r0"),
+            interaction("d1", episode="d", at=3.0, release_id="r0"),
+            interaction("c1", episode="c", at=3.0, release_id="r2"),
+            interaction("e1", episode="e", at=4.0, release_id="r2", split=Split.DEV),
+        ]
+    )
+
+    def ids(**options: object) -> list[str]:
+        return [episode.id for episode in store.list_episodes(splits=ALL, **options)]
+
+    assert ids(releases=["r0"]) == ["a", "b", "d"]
+    assert ids(releases=["r0"], latest=2) == ["b", "d"]
+    assert ids(releases=["r0", "r2"], latest=3, until=3.0) == ["b", "c", "d"]
+    assert ids(releases=["r1"], active=True, after=8.0, latest=5) == ["b"]
+    assert ids(releases=[], latest=5) == ids(releases=["r0"], latest=0) == []
+    assert ids(latest=2) == ["d", "e"]
+    assert [episode.id for episode in store.list_episodes(splits=[Split.DEV], releases=["r2"], latest=9)] == ["e"]
+    assert len(store.list_episodes(splits=ALL, releases=["r1"], latest=1)[0].interactions) == 2
+
+
 def test_many_records_in_one_batch(store: Store):
     batch = [interaction(f"i{n}", episode=f"e{n % 700}", at=1.0 + n) for n in range(1500)]
     assert store.append_interactions(batch) == 1500

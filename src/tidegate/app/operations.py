@@ -74,7 +74,7 @@ def list_releases(settings: Settings) -> list[Sequence[Any]]:
                 (release.adapter_sha256 or "")[:12],
                 (release.certificate or {}).get("kind", ""),
                 release.restores,
-                _iso(release.created_at),
+                iso_time(release.created_at),
             )
             for release in stores.releases.list_releases()
         ]
@@ -145,7 +145,7 @@ def list_candidates(settings: Settings) -> list[Sequence[Any]]:
     """Rows of id, state, origin, adapter, manifest, time."""
     with open_stores(existing(settings)) as stores:
         return [
-            (c.id, c.state.value, c.origin, c.adapter_sha256[:12], (c.manifest_hash or "")[:12], _iso(c.created_at))
+            (c.id, c.state.value, c.origin, c.adapter_sha256[:12], (c.manifest_hash or "")[:12], iso_time(c.created_at))
             for c in stores.releases.list_candidates()
         ]
 
@@ -195,8 +195,8 @@ def list_cycles(settings: Settings) -> list[Sequence[Any]]:
         return [
             (
                 cycle["id"],
-                _iso(cycle["opened_at"]),
-                _iso(cycle["closed_at"]) if cycle["closed_at"] else "",
+                iso_time(cycle["opened_at"]),
+                iso_time(cycle["closed_at"]) if cycle["closed_at"] else "",
                 cycle["outcome"] or "open",
             )
             for cycle in stores.cycles.list_cycles()
@@ -278,5 +278,6 @@ def _release(stores: Stores, release_id: str) -> Release:
     raise NotFoundError(f"release {release_id!r} does not exist; 'tidegate releases list' shows all")
 
 
-def _iso(seconds: float) -> str:
+def iso_time(seconds: float) -> str:
+    """Unix seconds as a UTC time for people."""
     return time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(seconds))

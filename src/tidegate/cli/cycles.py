@@ -1,4 +1,4 @@
-"""``cycle run|list|show``."""
+"""``cycle run|list|abandon|show|report``."""
 
 from __future__ import annotations
 
@@ -94,3 +94,23 @@ def show(
 
     with boundary():
         emit(show_cycle(settings_of(context), cycle_id), as_json=as_json)
+
+
+@cycle.command("report")
+def report(
+    context: typer.Context,
+    cycle_id: Annotated[
+        str | None, typer.Argument(metavar="[CYCLE]", help="Cycle id, as 'cycle list' shows it; default: the last one.")
+    ] = None,
+    as_json: Json = False,
+) -> None:
+    """Why a cycle ended, what it curated, how it trained, and how broad each release was beside the anchor."""
+    from tidegate.app.cycle_reports import cycle_report
+    from tidegate.cli.cycle_report import print_report
+
+    with boundary():
+        made = dict(cycle_report(settings_of(context), cycle_id))
+        if as_json:
+            emit(made, as_json=True)
+        else:
+            print_report(made)

@@ -139,16 +139,16 @@ class _Run:
             self._tell(step, "resumed", {})
         else:
             self._tell(step, "started", {})
-            started = self.clock()
             recorded = await self._execute(step, function)
             waits = recorded["ends"] == CycleOutcome.WAITING.value
-            self._tell(step, "waiting" if waits else "finished", {"seconds": self.clock() - started, **recorded})
+            self._tell(step, "waiting" if waits else "finished", recorded)
         result = _unpack(recorded)
         self.outputs[step] = result.output
         return result
 
     async def _execute(self, step: Step, function: StepFunction) -> JsonObject:
-        """Run a step and record its output, unless it waits."""
+        """Run a step and record its output and how long it took, unless it waits."""
+        started = self.clock()
         try:
             result = await function(self.config, self.outputs, lambda detail: self._tell(step, "progress", detail))
         except TidegateError as error:
@@ -165,8 +165,9 @@ class _Run:
             self.store.close_cycle(self.cycle_id, CycleOutcome.FAILED.value, time=now)
             raise CycleError(f"cycle {self.cycle_id!r} failed in step {reason}") from error
         if result.ends is CycleOutcome.WAITING:
-            return _pack(result)
-        self.store.finish_step(self.cycle_id, step.value, _pack(result), time=self.clock())
+            return _pack(result, self.clock() - started)
+        now = self.clock()
+        self.store.finish_step(self.cycle_id, step.value, _pack(result, now - started), time=now)
         # What the store kept is what counts: after a race the first output stands.
         return self.store.steps(self.cycle_id)[step.value]
 
@@ -184,8 +185,9 @@ class _Run:
         self.observe(CycleEvent(cycle_id=self.cycle_id, step=step, what=what, detail=detail))
 
 
-def _pack(result: StepResult) -> JsonObject:
+def _pack(result: StepResult, seconds: float) -> JsonObject:
     return {
+        "seconds": seconds,
         "output": dict(result.output),
         "ends": result.ends.value if result.ends else None,
         "reasons": list(result.reasons),

@@ -19,6 +19,7 @@ from tidegate.curation import curate, write_batch
 from tidegate.cycle.explore import explore, rollouts_of
 from tidegate.cycle.going_live import canary, publish
 from tidegate.cycle.machine import CycleOutcome, Outputs, Report, Step, StepFunction, StepResult
+from tidegate.cycle.monitoring import cycle_monitors, training_output
 from tidegate.cycle.replaying import earlier_examples
 from tidegate.cycle.stages import (
     CycleStages,
@@ -91,7 +92,7 @@ def new_config(stages: CycleStages, cycles: CycleStore, *, proposed: str | None)
 
 
 async def collect(stages: CycleStages, config: JsonObject, outputs: Outputs, report: Report) -> StepResult:
-    """Judge every episode of the window that has no verdict yet."""
+    """Judge every episode of the window that has no verdict yet, and measure who answered."""
     del outputs, report
     if config["proposed"]:
         return StepResult(output={"proposed": config["proposed"]})
@@ -112,7 +113,8 @@ async def collect(stages: CycleStages, config: JsonObject, outputs: Outputs, rep
         passed: Counter[str] = Counter()
         judged: Counter[str] = Counter()
         kinds = {episode.id: episode.task.kind for episode in episodes if episode.task is not None}
-        for verdict in stages.trajectories.list_verdicts():
+        verdicts = stages.trajectories.list_verdicts()
+        for verdict in verdicts:
             if verdict.episode_id in ids and verdict.episode_id in kinds:
                 judged[kinds[verdict.episode_id]] += 1
                 passed[kinds[verdict.episode_id]] += verdict.outcome.value == "pass"
@@ -121,6 +123,7 @@ async def collect(stages: CycleStages, config: JsonObject, outputs: Outputs, rep
             "episodes": len(episodes),
             "counts": scoring.counts,
             "success": {kind: [passed[kind], judged[kind]] for kind in sorted(judged)},
+            "monitors": cycle_monitors(stages, config, episodes, verdicts),
         }
 
     return StepResult(output=await asyncio.to_thread(run))
@@ -196,7 +199,7 @@ async def train(stages: CycleStages, config: JsonObject, outputs: Outputs, repor
         trained = await asyncio.to_thread(
             run_training, job, timeout_s=settings.timeout_s, nice=stages.settings.cycle.nice, on_progress=report
         )
-        sha256, output = trained.adapter_sha256, trained.summary()
+        sha256, output = trained.adapter_sha256, training_output(trained)
     candidate = Candidate(
         id=f"cand-{sha256[:8]}",
         adapter_sha256=sha256,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Protocol
 
 from tidegate.core.types import (
@@ -33,11 +33,19 @@ class TrajectoryStore(Protocol):
         ...
 
     def list_episodes(
-        self, *, splits: Sequence[Split], after: float = 0.0, until: float | None = None, active: bool = False
+        self,
+        *,
+        splits: Sequence[Split],
+        after: float = 0.0,
+        until: float | None = None,
+        active: bool = False,
+        releases: Collection[str] | None = None,
+        latest: int | None = None,
     ) -> list[Episode]:
         """Episodes whose first interaction lies in (after, until], ordered by that time, then id.
 
-        With ``active`` those with any interaction in there.
+        With ``active`` those with any interaction in there; with ``releases`` those that one of them answered in; with
+        ``latest`` at most so many of these, the last.
         """
         ...
 

@@ -6,7 +6,7 @@ Records pass through the same codec as on disk, so that what comes back, and wha
 from __future__ import annotations
 
 import threading
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import Any
 
 from tidegate.core.errors import ConflictError, NotFoundError
@@ -57,11 +57,19 @@ class MemoryTrajectoryStore:
             return self._interactions.get(interaction_id)
 
     def list_episodes(
-        self, *, splits: Sequence[Split], after: float = 0.0, until: float | None = None, active: bool = False
+        self,
+        *,
+        splits: Sequence[Split],
+        after: float = 0.0,
+        until: float | None = None,
+        active: bool = False,
+        releases: Collection[str] | None = None,
+        latest: int | None = None,
     ) -> list[Episode]:
         """Episodes whose first interaction lies in (after, until], ordered by that time, then id.
 
-        With ``active`` those with any interaction in there.
+        With ``active`` those with any interaction in there; with ``releases`` those that one of them answered in; with
+        ``latest`` at most so many of these, the last.
         """
         with self._lock:
             episodes = [self._episode(id_) for id_ in self._episodes]
@@ -73,8 +81,10 @@ class MemoryTrajectoryStore:
                 call.created_at > after and (until is None or call.created_at <= until)
                 for call in (episode.interactions if active else episode.interactions[:1])
             )
+            and (releases is None or any(call.release_id in releases for call in episode.interactions))
         ]
-        return sorted(chosen, key=lambda episode: (episode.interactions[0].created_at, episode.id))
+        ordered = sorted(chosen, key=lambda episode: (episode.interactions[0].created_at, episode.id))
+        return ordered if latest is None else ordered[max(0, len(ordered) - latest) :]
 
     def append_feedback(self, feedback: Feedback) -> bool:
         """Keep feedback, matched or not; False when its id is known already."""

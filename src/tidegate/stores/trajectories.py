@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from itertools import groupby
 from typing import Any
 
@@ -60,22 +60,34 @@ class SqlTrajectoryStore(SqlFeedback):
         return None if row is None else codec.interaction_of(row)
 
     def list_episodes(
-        self, *, splits: Sequence[Split], after: float = 0.0, until: float | None = None, active: bool = False
+        self,
+        *,
+        splits: Sequence[Split],
+        after: float = 0.0,
+        until: float | None = None,
+        active: bool = False,
+        releases: Collection[str] | None = None,
+        latest: int | None = None,
     ) -> list[Episode]:
         """Episodes whose first interaction lies in (after, until], ordered by that time, then id.
 
-        With ``active`` those with any interaction in there.
+        With ``active`` those with any interaction in there; with ``releases`` those that one of them answered in; with
+        ``latest`` at most so many of these, the last.
         """
-        query = _records().where(t.episodes.c.split.in_([str(split) for split in splits]))
+        wanted: list[sa.ColumnElement[bool]] = [t.episodes.c.split.in_([str(split) for split in splits])]
         if active:
-            within = sa.select(t.interactions.c.episode_id).where(t.interactions.c.created_at > after)
-            if until is not None:
-                within = within.where(t.interactions.c.created_at <= until)
-            query = query.where(t.episodes.c.id.in_(within))
+            wanted.append(t.episodes.c.id.in_(_active(after, until)))
         else:
-            query = query.where(t.episodes.c.first_at > after)
+            wanted.append(t.episodes.c.first_at > after)
             if until is not None:
-                query = query.where(t.episodes.c.first_at <= until)
+                wanted.append(t.episodes.c.first_at <= until)
+        if releases is not None:
+            wanted.append(_answered_by(releases))
+        query = _records().where(*wanted)
+        if latest is not None:
+            order = (t.episodes.c.first_at.desc(), t.episodes.c.id.desc())
+            last = sa.select(t.episodes.c.id).where(*wanted).order_by(*order).limit(latest)
+            query = _records().where(t.episodes.c.id.in_(last))
         query = query.order_by(t.episodes.c.first_at, t.episodes.c.id, t.interactions.c.created_at, t.interactions.c.id)
         with self._db.read("read") as connection:
             rows = connection.execute(query).mappings().all()
@@ -156,6 +168,17 @@ class SqlTrajectoryStore(SqlFeedback):
 def _records() -> sa.Select[Any]:
     joined = t.interactions.join(t.episodes, t.interactions.c.episode_id == t.episodes.c.id)
     return sa.select(t.interactions, t.episodes.c.user_key, t.episodes.c.split).select_from(joined)
+
+
+def _active(after: float, until: float | None) -> sa.Select[Any]:
+    """Ids of episodes with a call in (after, until]."""
+    within = sa.select(t.interactions.c.episode_id).where(t.interactions.c.created_at > after)
+    return within if until is None else within.where(t.interactions.c.created_at <= until)
+
+
+def _answered_by(releases: Collection[str]) -> sa.ColumnElement[bool]:
+    call = t.interactions.alias()
+    return sa.exists().where(call.c.episode_id == t.episodes.c.id, call.c.release_id.in_(releases))
 
 
 def _episode(records: tuple[Interaction, ...]) -> Episode:

@@ -84,7 +84,7 @@ def collapse_alarms(
             anchor=opponent,
             beyond=mean < limit * opponent,
             limit=f"at least {limit:g} of the anchor's",
-            p=_swap_p(other[both] - mine[both], np.random.default_rng([seed, number])),
+            p=swap_p(other[both] - mine[both], np.random.default_rng([seed, number])),
             level=each,
         )
 
@@ -111,7 +111,7 @@ def collapse_alarms(
     return tuple(alarms)
 
 
-def _swap_p(losses: Column, rng: np.random.Generator) -> float:
+def swap_p(losses: Column, rng: np.random.Generator) -> float:
     """One-sided p of "the anchor's mean is higher" from differences task by task, of any scale."""
     largest = float(np.max(np.abs(losses), initial=0.0))
     return sign_flip_test(losses / largest, rng, flips=_FLIPS) if largest > 0.0 else 1.0

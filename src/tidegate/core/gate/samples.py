@@ -19,12 +19,15 @@ from typing import Any, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
+from tidegate.core.rollout import Transcript
 from tidegate.core.statistics import distinct_n, effective_strategies, vendi_score
 from tidegate.core.strategy import normalised
 from tidegate.core.types import Answer, JsonObject
 
 Column: TypeAlias = NDArray[np.float64]
 Counts: TypeAlias = NDArray[np.int64]
+Strategy: TypeAlias = tuple[tuple[str, ...], str]
+"""Names of the tools called, and the last text normalised."""
 
 _DISTINCT = 2
 _GRAM = 3
@@ -153,7 +156,7 @@ def decode_samples(values: JsonObject) -> SampleEvidence:
     )
 
 
-def strategy_of(answer: Answer) -> tuple[tuple[str, ...], str]:
+def strategy_of(answer: Answer | Transcript) -> Strategy:
     """What an answer did: the names of the tools called, and its last text normalised."""
     return answer.tools, normalised(answer.text)
 
@@ -163,7 +166,7 @@ def _measured(answers: Sequence[Sequence[Answer]], kept: Sequence[int]) -> Sampl
     varied: list[tuple[float, float, float]] = []
     for samples, count in zip(answers, kept, strict=True):
         passing = [strategy_of(answer) for answer in samples if answer.passed][:count]
-        varied.append(_variety(passing) if count >= 2 else (0.0, 0.0, 0.0))
+        varied.append(variety(passing) if count >= 2 else (0.0, 0.0, 0.0))
     strategies, distinct, vendi = np.array(varied, dtype=np.float64).reshape(-1, 3).T
     whole = [[answer for answer in samples if not answer.cut_short] for samples in answers]
     surprisals = [[answer.surprisal for answer in samples] for samples in whole]
@@ -179,15 +182,29 @@ def _measured(answers: Sequence[Sequence[Answer]], kept: Sequence[int]) -> Sampl
     )
 
 
-def _variety(passing: Sequence[tuple[tuple[str, ...], str]]) -> tuple[float, float, float]:
-    """Effective strategies, distinct-2 and Vendi score of some answers to one task."""
+def variety(passing: Sequence[Strategy]) -> tuple[float, float, float]:
+    """Effective strategies, distinct-2 and Vendi score of some answers, at least one.
+
+    Each grows or falls with the number of answers: only values of equally many compare.
+    """
     shares = np.array(list(Counter(passing).values()), dtype=np.float64) / len(passing)
-    words = [("", *tools, *text.split(), "") for tools, text in passing]
-    return effective_strategies(shares), distinct_n(words, _DISTINCT), vendi_score(_similarity(words))
+    words = [words_of(strategy) for strategy in passing]
+    return effective_strategies(shares), distinct_n(words, _DISTINCT), vendi_score(trigram_similarity(words))
 
 
-def _similarity(words: Sequence[Sequence[str]]) -> Column:
-    """(N, N) cosines of the counts of character trigrams."""
+def words_of(strategy: Strategy) -> tuple[str, ...]:
+    """The tools and words of an answer, between the empty words that stand for its ends."""
+    tools, text = strategy
+    return ("", *tools, *text.split(), "")
+
+
+def trigram_similarity(words: Sequence[Sequence[str]]) -> Column:
+    """(N, N) cosines of the counts of character trigrams.
+
+    Args:
+        words: N >= 1 answers as :func:`words_of` gives them. Takes N times as many numbers as there are different
+            trigrams.
+    """
     texts = [f"  {' '.join(sequence)}  " for sequence in words]
     grams = [Counter(text[start : start + _GRAM] for start in range(len(text) - _GRAM + 1)) for text in texts]
     names = {name: place for place, name in enumerate(sorted(set().union(*grams)))}
