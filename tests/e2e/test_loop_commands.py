@@ -81,6 +81,25 @@ def test_a_cycle_publishes_into_the_running_server_and_rollback_undoes_it(world:
     assert json.loads(verified.stdout)["decisions"] == 1
 
 
+def test_the_report_of_that_cycle_tells_all_of_it(world: LoopWorld) -> None:
+    report = json.loads(world.tidegate("cycle", "report", "--json").stdout)
+    assert (report["outcome"], report["reasons"]) == ("done", [])
+    assert [step["step"] for step in report["steps"]][:3] == ["collect", "curate", "train"]
+    assert all(step["seconds"] >= 0.0 for step in report["steps"])
+    assert report["curation"]["counts"]["kept"] == report["curation"]["examples"]
+    training = report["training"]
+    assert {"losses", "grad_norms"} <= set(training["series"])
+    assert {one["name"]: one["differs"] for one in training["hyperparameters"]}["learning_rate"] is False
+    assert training["guards"]["base_unchanged"] is True
+    monitors = report["monitors"]
+    assert (monitors["anchor"], monitors["failed"]) == ("tiny-r0-base", [])
+    assert monitors["releases"]["tiny-r0-base"]["kinds"]["greeting"]["passed"] == 18  # none of the sealed users
+    shown = world.tidegate("cycle", "report")
+    assert (shown.returncode, shown.stderr) == (0, "")
+    assert "tiny-r0-base (champion, anchor)" in shown.stdout
+    assert "sealed" not in shown.stdout
+
+
 def test_the_same_weights_proposed_again_are_not_judged_twice(world: LoopWorld) -> None:
     champion = next(path for path in world.data.adapters.iterdir() if not path.name.startswith("."))
     done = world.tidegate("cycle", "run", "--json", "--candidate", str(champion))

@@ -85,6 +85,19 @@ async def test_each_step_sees_the_outputs_before_it_and_the_frozen_configuration
     assert store.list_cycles()[0]["outcome"] == "done"
 
 
+async def test_each_step_records_how_long_it_took() -> None:
+    store, times = MemoryCycleStore(), iter(float(n * n) for n in range(100))
+    events: list[CycleEvent] = []
+    await run_cycle(
+        store=store, steps=Script().steps(), new_cycle_id=Ids(), new_config=lambda: {"seed": 1},
+        clock=lambda: next(times), observe=events.append,
+    )  # fmt: skip
+    seconds = {name: record["seconds"] for name, record in store.steps("cycle-1").items()}
+    assert list(seconds) == [step.value for step in Step]
+    assert seconds["collect"] == 4.0 - 1.0
+    assert seconds == {event.step.value: event.detail["seconds"] for event in events if event.what == "finished"}
+
+
 @pytest.mark.parametrize("step", list(Step))
 async def test_a_run_that_dies_in_a_step_is_resumed_there_and_ends_the_same(step: Step) -> None:
     undisturbed = await run(MemoryCycleStore(), Script(), Ids())
