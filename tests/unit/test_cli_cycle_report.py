@@ -127,6 +127,7 @@ def test_the_report_for_people_marks_what_differs_and_what_is_narrower(data: Dat
     )
     assert "tiny-r1-abcd (champion)" in shown.stdout
     assert 'left out: {"no_consent": 3}' in shown.stdout
+    assert "tiny-r0-base: no pass@k, no prompt has two verdicts" in shown.stdout
     per_kind = [row[:3] for row in rows if row and row[0].startswith("kind-")]
     counts = {(kind, found[0].release): len(found) for arm in (ANCHOR, NARROW) for kind, found in by_kind(arm).items()}
     assert per_kind == [[*name, str(count)] for name, count in sorted(counts.items())]

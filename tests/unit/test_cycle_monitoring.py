@@ -54,7 +54,8 @@ def stages_of(
         sealed_episodes=lambda: pytest.fail("monitors never read sealed traffic"),
         releases=releases,
         verifiers=builtin_verifiers(),
-        environments={},
+        grading=nothing,
+        open_engine=nothing,
         open_gate=nothing,
         publish=nothing,
         canary=None,
@@ -64,6 +65,7 @@ def stages_of(
         base_sha256="b" * 64,
         adapters_dir=tmp_path,
         batches_dir=tmp_path,
+        rollouts_dir=tmp_path,
         clock=lambda: 2001.0,
     )
 

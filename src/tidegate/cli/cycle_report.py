@@ -143,6 +143,9 @@ def _releases(monitors: dict[str, Any]) -> None:
         ("release", *heads),
         [(words, *(measured["all"][name] for measured in releases.values())) for name, words in _FIGURES],
     )
+    for name, measured in releases.items():
+        if measured["all"]["k"] is None:
+            print(f"{name}: no pass@k, no prompt has two verdicts")
     print()
     _table(
         ("kind", "release", *_KIND_FIGURES),

@@ -100,7 +100,7 @@ def show(
 def report(
     context: typer.Context,
     cycle_id: Annotated[
-        str | None, typer.Argument(metavar="[CYCLE]", help="Cycle id, as 'cycle list' shows it; default: the last one.")
+        str | None, typer.Argument(help="Cycle id, as 'cycle list' shows it; default: the last one.")
     ] = None,
     as_json: Json = False,
 ) -> None:
