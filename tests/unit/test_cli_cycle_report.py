@@ -47,7 +47,9 @@ def record(output: dict[str, Any], *, ends: str | None = None, reasons: tuple[st
 
 TRAINED = {
     "steps": 3, "examples": 5, "sequences": 5, "tokens": 90, "trainable_parameters": 8, "seconds": 2.0,
-    "losses": [3.0, 2.0, 1.0], "grad_norms": [0.5, None, 0.25], "series": {"kl": [0.0, 0.1, 0.2], "short": [1.0]},
+    "losses": [3.0, 2.0, 1.0], "grad_norms": [0.5, None, 0.25],
+    "series": {"kl": [0.0, 0.1, 0.2], "clip_fraction": [None, None, None], "short": [1.0]},
+    "dropped": {"too_long": 1},
     "configured": {"rank": 4, "learning_rate": 0.02, "objective": "sft", "epochs": 2},
     "effective": {"rank": 4, "learning_rate": 0.020000000001, "epochs": 1.5, "clipped_steps": 1},
     "guards": {"finite_steps": 3, "base_unchanged": True},
@@ -94,6 +96,7 @@ def test_the_report_as_json_holds_everything(data: DataDirectory) -> None:
     assert report["curation"] == CURATED
     assert report["training"]["series"] == {
         "losses": [3.0, 2.0, 1.0], "grad_norms": [0.5, None, 0.25], "kl": [0.0, 0.1, 0.2],
+        "clip_fraction": [None, None, None],
     }  # fmt: skip
     differs = {one["name"]: one["differs"] for one in report["training"]["hyperparameters"]}
     assert differs == {
@@ -115,9 +118,11 @@ def test_the_report_for_people_marks_what_differs_and_what_is_narrower(data: Dat
     assert ["epochs", "2", "1.5", "DIFFERS"] in rows
     assert ["rank", "4", "4", "as", "configured"] in rows
     assert ["duplicate", "2"] in rows
-    assert ["step", "losses", "grad_norms", "kl"] in rows
-    assert ["2", "2", "-", "0.1"] in rows
-    assert ["losses", "█▅▁", "1", "3"] in rows
+    assert ["measure", "step", "1", "step", "2", "step", "3", "curve", "lowest", "highest"] in rows
+    assert ["losses", "3", "2", "1", "█▅▁", "1", "3"] in rows
+    assert ["grad_norms", "0.5", "-", "0.25", "█", "▁", "0.25", "0.5"] in rows
+    assert "without a value in any step: clip_fraction" in shown.stdout
+    assert ["dropped", '{"too_long":', "1}"] in rows
     assert ["reason", "fewer", "dev", "tasks"] in rows
     narrow = [line for line in shown.stdout.splitlines() if line.endswith("NARROWER")]
     assert any("effective strategies" in line and "at least 0.8 of the anchor's" in line for line in narrow)

@@ -155,8 +155,9 @@ async def test_a_cycle_for_a_given_adapter_collects_and_measures_nothing(tmp_pat
 
 def test_a_training_report_is_kept_whole_and_fit_for_the_store() -> None:
     report = TrainingReport(
-        adapter_sha256="a" * 64, adapter_path="adapters/a", steps=2, examples=3, sequences=3, dropped_too_long=0,
-        dropped_untrained=0, tokens=9, tokens_computed=9, tokens_trained=4, losses=(2.0, 1.0),
+        adapter_sha256="a" * 64, adapter_path="adapters/a", steps=2, examples=3, sequences=3, dropped={"too_long": 1},
+        series={"kl": (None, 0.5)}, memory_bound=None, resumed_at=0, tokens=9,
+        tokens_computed=9, tokens_trained=4, losses=(2.0, 1.0),
         grad_norms=(0.5, float("inf")), seconds=1.0, trainable_parameters=8, configured={"rank": 4},
         effective={"rank": 4, "kl": float("nan")}, guards={"finite_steps": 2, "base_unchanged": True},
     )  # fmt: skip

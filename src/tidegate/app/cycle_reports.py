@@ -24,12 +24,13 @@ _TRAINED = (
     "steps",
     "examples",
     "sequences",
-    "dropped_too_long",
-    "dropped_untrained",
+    "dropped",
     "tokens",
     "tokens_computed",
     "tokens_trained",
     "trainable_parameters",
+    "memory_bound",
+    "resumed_at",
     "seconds",
 )
 

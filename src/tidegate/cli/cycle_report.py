@@ -85,18 +85,22 @@ def _training(trained: dict[str, Any] | None) -> None:
 
 
 def _per_step(series: dict[str, list[float | None]]) -> None:
-    """The first, the middle and the last step, then a curve of each measure."""
-    length = max(map(len, series.values()), default=0)
-    if not length:
+    """Each measure at the first, the middle and the last step, and its curve; those without any value are named."""
+    known = {name: values for name, values in series.items() if any(value is not None for value in values)}
+    if not known:
         print("no measure was recorded step by step")
         return
+    length = max(map(len, known.values()))
     chosen = sorted({0, length // 2, length - 1})
-    _table(("step", *series), [(place + 1, *(values[place] for values in series.values())) for place in chosen])
-    print()
     _table(
-        ("measure", "curve", "lowest", "highest"),
-        [(name, curve(values), *_ends(values)) for name, values in series.items()],
+        ("measure", *(f"step {place + 1}" for place in chosen), "curve", "lowest", "highest"),
+        [
+            (name, *(values[place] for place in chosen), curve(values), *_extremes(values))
+            for name, values in known.items()
+        ],
     )
+    if len(known) < len(series):
+        print(f"without a value in any step: {', '.join(name for name in series if name not in known)}")
 
 
 def curve(values: Sequence[float | None]) -> str:
@@ -116,7 +120,7 @@ def curve(values: Sequence[float | None]) -> str:
     return "".join(bar(mean) for mean in means)
 
 
-def _ends(values: Sequence[float | None]) -> tuple[float | None, float | None]:
+def _extremes(values: Sequence[float | None]) -> tuple[float | None, float | None]:
     known = [value for value in values if value is not None]
     return min(known, default=None), max(known, default=None)
 
@@ -211,4 +215,6 @@ def _table(columns: Sequence[str], rows: Sequence[Sequence[Any]]) -> None:
 def _shown(value: Any) -> str:
     if value is None:
         return "-"
+    if isinstance(value, dict | list):
+        return json.dumps(value, ensure_ascii=False)
     return f"{value:.4g}" if isinstance(value, float) else str(value)
