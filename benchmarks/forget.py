@@ -1,0 +1,89 @@
+"""Forgetting: success on the first kinds after three rounds on a new kind, with and without the defences.
+
+24 demonstrations of three kinds make the first adapter. Then three rounds train on 24 demonstrations each of a fourth
+kind, each from the weights of the last: without any defence, with replay of earlier examples, with the divergence from
+the start of the round, and with both. After the last round each answers 96 tasks of the first kinds at temperature 1.
+Options: ``seeds=N`` (3), ``rounds=N`` (3).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import statistics
+import sys
+import tempfile
+from collections import defaultdict
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from benchmarks.harness import Options, Row, measured
+from benchmarks.small_agent import SmallAgent, small_agent
+from tidegate.core.selection.sampling import balanced_draw
+from tidegate.core.selection.sequences import Fresh
+from tidegate.core.types import AdapterRef, Example
+from tidegate.engines.model_cache import resolve_model
+
+NEW = "leg_counting"
+REPLAYED, KL = 0.15, 0.05
+DEFENCES: dict[str, dict[str, Any]] = {
+    "none": {},
+    "replay": {"replay": REPLAYED},
+    "KL": {"kl_coefficient": KL},
+    "replay and KL": {"replay": REPLAYED, "kl_coefficient": KL},
+}
+
+
+def run(options: Options) -> list[Row]:
+    """All seeds, one after another."""
+    model = resolve_model("smollm2-135m", progress=_say)
+    success: defaultdict[str, list[float]] = defaultdict(list)
+    for seed in range(int(options.values.get("seeds", "3"))):
+        with tempfile.TemporaryDirectory() as folder:
+            asyncio.run(_seed(Path(folder), model, seed, int(options.values.get("rounds", "3")), success))
+    rows = [
+        measured("forget", f"{name}: success", "share", values, better="higher") for name, values in success.items()
+    ]
+    before = statistics.fmean(success["before"])
+    unmitigated = before - statistics.fmean(success["none, first kinds"])
+    for name in DEFENCES:
+        lost = before - statistics.fmean(success[f"{name}, first kinds"])
+        rows.append(measured("forget", f"{name}: lost on the first kinds", "share", [lost], better="lower"))
+        if name != "none" and unmitigated > 0:
+            share = lost / unmitigated
+            rows.append(
+                measured("forget", f"{name}: share of the loss", "ratio", [share], better="lower", target=1 / 3)
+            )
+    return rows
+
+
+async def _seed(folder: Path, model: Path, seed: int, rounds: int, success: defaultdict[str, list[float]]) -> None:
+    async with small_agent(folder, model) as agent:
+        shown = agent.seed_examples(seed)
+        first = agent.train(shown, None, seed, epochs=4)
+        old, new = agent.tasks(3000 + seed, 96), agent.tasks(4000 + seed, 48, (NEW,))
+        success["before"].append((await agent.ask(first, old, samples=1, seed=seed)).success)
+        for name, defence in DEFENCES.items():
+            last = _rounds(agent, first, shown, dict(defence), seed=seed, rounds=rounds)
+            success[f"{name}, first kinds"].append((await agent.ask(last, old, samples=1, seed=seed)).success)
+            success[f"{name}, new kind"].append((await agent.ask(last, new, samples=1, seed=seed)).success)
+            _say(f"seed {seed}, {name}: {success[f'{name}, first kinds'][-1]:.3f} (before {success['before'][-1]:.3f})")
+
+
+def _rounds(
+    agent: SmallAgent, first: AdapterRef, shown: list[Example], defence: dict[str, Any], *, seed: int, rounds: int
+) -> AdapterRef:
+    share = float(defence.pop("replay", 0.0))
+    adapter = first
+    for number in range(rounds):
+        fresh = agent.seed_examples(100 * (seed + 1) + number, (NEW,), 24)
+        fresh = [replace(example, id=f"{number}-{example.id}") for example in fresh]
+        size = round(len(fresh) * share / (1.0 - share))
+        earlier = [Fresh(example=example, user_key="") for example in shown]
+        replayed = [drawn.example for drawn in balanced_draw(earlier, size=size, seed=seed + number).kept]
+        adapter = agent.train([*fresh, *replayed], adapter, seed, epochs=3, **defence)
+    return adapter
+
+
+def _say(text: str) -> None:
+    print(text, file=sys.stderr, flush=True)
