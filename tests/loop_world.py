@@ -224,7 +224,7 @@ def answered(split: Split, index: int) -> Interaction:
         created_at=1000.0 + index,
         messages=messages,
         tools=(),
-        sampling=Sampling(temperature=1.0, max_tokens=8),
+        sampling=Sampling(temperature=0.2, max_tokens=8),  # so low that what was learnt is said, not drawn
         prompt_token_ids=encode_prompt(tokenizer, messages, ()),
         choices=(
             Choice(

@@ -203,6 +203,11 @@ class TrainingSettings(_Section):
     restart: Literal["champion", "base"] = Field(
         default="champion", description="Weights that a challenger starts from."
     )
+    averaging: tuple[Annotated[float, Field(gt=0.0, lt=1.0)], ...] = Field(
+        default=(),
+        description="Shares of the way from the champion to the challenger that are tried on dev tasks beside the "
+        "whole; what solves most is proposed. Empty proposes the challenger; needs restart = 'champion'.",
+    )
     rank: Positive = Field(default=16, description="Rank of the LoRA matrices.")
     alpha: Positive = Field(default=32, description="LoRA scale; the update is multiplied by alpha / rank.")
     learning_rate: Finite = Field(default=5e-4, gt=0, description="Peak learning rate of AdamW.")

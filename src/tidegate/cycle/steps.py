@@ -16,6 +16,7 @@ from tidegate.core.gate.decisions import Reply, ScreenAbstained, ScreenPassed, r
 from tidegate.core.selection.sifting import KEPT
 from tidegate.core.types import Candidate, CandidateState, Episode, JsonObject, Split
 from tidegate.curation import curate, write_batch
+from tidegate.cycle.averaging import averaged
 from tidegate.cycle.explore import explore, rollouts_of
 from tidegate.cycle.going_live import canary, publish
 from tidegate.cycle.machine import CycleOutcome, Outputs, Report, Step, StepFunction, StepResult
@@ -200,6 +201,10 @@ async def train(stages: CycleStages, config: JsonObject, outputs: Outputs, repor
             run_training, job, timeout_s=settings.timeout_s, nice=stages.settings.cycle.nice, on_progress=report
         )
         sha256, output = trained.adapter_sha256, training_output(trained)
+        if settings.averaging and parent is not None:
+            dev = await asyncio.to_thread(_dev_episodes, stages, config)
+            sha256, chosen = await averaged(stages, config, champion=parent, challenger=sha256, dev=dev, report=report)
+            output = {**output, "averaging": chosen}
     candidate = Candidate(
         id=f"cand-{sha256[:8]}",
         adapter_sha256=sha256,

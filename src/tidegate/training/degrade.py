@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import json
-import shutil
-import tempfile
 from pathlib import Path
 
 import numpy as np
-from safetensors.numpy import load_file, save_file
+from safetensors.numpy import load_file
 
-from tidegate.artifacts import CONFIG_FILE, MANIFEST_FILE, WEIGHTS_FILE, adapter_hash, directory_published_at, read_json
+from tidegate.artifacts import CONFIG_FILE, MANIFEST_FILE, WEIGHTS_FILE, adapter_hash, read_json
+from tidegate.training.derived import publish_derived
 
 
 def degrade_adapter(source_dir: Path, out_root: Path, *, seed: int, scale: float) -> Path:
@@ -44,13 +42,4 @@ def degrade_adapter(source_dir: Path, out_root: Path, *, seed: int, scale: float
         "parent_sha256": source_sha256,
         "degraded": {"from": source_sha256, "seed": seed, "scale": scale},
     }
-    out_root.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(prefix=".degrading-", dir=out_root) as work:
-        copy = Path(work)
-        save_file(noisy, copy / WEIGHTS_FILE, metadata={"format": "pt"})
-        (copy / CONFIG_FILE).write_bytes(config)
-        (copy / MANIFEST_FILE).write_text(json.dumps(manifest, indent=2, sort_keys=True) + "\n", encoding="utf-8")
-        target = out_root / adapter_hash(copy)
-        with directory_published_at(target) as scratch:
-            shutil.copytree(copy, scratch, dirs_exist_ok=True)
-    return target
+    return publish_derived(noisy, config, manifest, out_root)
