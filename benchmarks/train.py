@@ -24,6 +24,7 @@ from benchmarks.harness import REPOSITORY, Options, Row, measured, peer_environm
 from tidegate.core.types import Example
 from tidegate.engines.model_cache import resolve_model
 from tidegate.signals.tasks.generate import demonstrations
+from tidegate.training.launch import worker_environment
 
 TRL = "trl==1.16.0"
 OURS, PEERS = REPOSITORY / "benchmarks" / "peers" / "own_train.py", REPOSITORY / "benchmarks" / "peers" / "trl_train.py"
@@ -76,11 +77,8 @@ def _row(
 
 
 def _figures(command: Sequence[str]) -> Mapping[str, float]:
-    threads = str(len(os.sched_getaffinity(0)))
-    environment = {
-        **os.environ, "OMP_NUM_THREADS": threads, "HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false",
-        "PYTHONPATH": os.pathsep.join([str(REPOSITORY), str(REPOSITORY / "src")]),
-    }  # fmt: skip
+    environment = worker_environment(os.environ, threads=len(os.sched_getaffinity(0)))  # threads that sleep, for both
+    environment["PYTHONPATH"] = str(REPOSITORY / "src")
     done = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True, env=environment)
     figures: Mapping[str, float] = json.loads(done.stdout.splitlines()[-1])
     print(f"{Path(command[1]).stem} {command[2]} {command[3]}: {figures}", file=sys.stderr)
