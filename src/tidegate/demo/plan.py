@@ -6,9 +6,15 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from tidegate.core.chat import content_text
+from tidegate.core.types import Task
+
 CALCULATOR_KINDS = ("chain_sum", "products", "basic_arithmetic")
 NEW_KIND = "leg_counting"
 """Appears later, so that the traffic drifts; the first release solves none of it."""
+
+ANIMALS = ("ant", "bee", "cat", "chicken", "cow", "crab", "dog", "duck", "horse", "sheep", "snake", "spider")
+"""Those that users ask about. How many legs one has must be shown: two dozen demonstrations are too few for all 37."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -22,10 +28,10 @@ class Plan:
 
     demonstrations_per_kind: int = 8
     seed_epochs: int = 4
-    cycle_epochs: int = 4
-    opening: Sequence[int] = (80, 64)
+    cycle_epochs: int = 3
+    opening: Sequence[int] = (76, 60)
     between: int = 14
-    drifted: Sequence[int] = (64, 48)
+    drifted: Sequence[int] = (60, 48)
     closing: int = 24
     after_rollback: int = 6
     background: int = 12
@@ -65,6 +71,12 @@ epochs = {epochs}
 batch_size = 8
 seed = {seed}
 """
+
+
+def is_asked(task: Task) -> bool:
+    """Whether a user of the demonstration would ask it: one of the new kind names an animal that they know."""
+    words = content_text(task.messages[-1].get("content")).rstrip("?").split()
+    return task.kind != NEW_KIND or words[-1] in ANIMALS or words[-1].removesuffix("s") in ANIMALS
 
 
 def settings_text(run_dir: Path, *, seed: int, epochs: int) -> str:

@@ -17,7 +17,7 @@ from tidegate.artifacts import write_atomically
 from tidegate.core.errors import CommandError, ConfigError
 from tidegate.core.types import Sampling, Task
 from tidegate.demo.display import Bar, Display
-from tidegate.demo.plan import CALCULATOR_KINDS, NEW_KIND, Plan, settings_text
+from tidegate.demo.plan import CALCULATOR_KINDS, NEW_KIND, Plan, is_asked, settings_text
 from tidegate.demo.processes import run_command, running_server
 from tidegate.demo.record import DemoRecord, Mark, Session, draw_png, draw_terminal
 from tidegate.demo.sentences import because, command_here, step_sentence, tell_early
@@ -309,10 +309,21 @@ class _Story:
         self.draws += 1
         pools: dict[str, Iterator[Task]] = {}
         for kind in dict.fromkeys(order):
-            drawn = generate_tasks(kind, order.count(kind), self.seed * 1000 + self.draws, exclude=self.asked)
+            drawn = self.drawn(kind, order.count(kind))
             self.asked.update(task.id for task in drawn)
             pools[kind] = iter(drawn)
         return [next(pools[kind]) for kind in order]
+
+    def drawn(self, kind: str, count: int) -> list[Task]:
+        """Tasks of one kind that a user would ask and nobody asked before."""
+        found: dict[str, Task] = {}
+        turned_down: set[str] = set()
+        while len(found) < count:
+            taken = self.asked | turned_down | found.keys()
+            drawn = generate_tasks(kind, count - len(found), self.seed * 1000 + self.draws, exclude=taken)
+            found.update((task.id, task) for task in drawn if is_asked(task))
+            turned_down.update(task.id for task in drawn if not is_asked(task))
+        return list(found.values())
 
     def add_session(self, title: str, report: SimulationReport) -> None:
         self.record.sessions.append(
