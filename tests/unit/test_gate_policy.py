@@ -41,7 +41,7 @@ def test_the_demo_policy_says_what_it_can_detect() -> None:
         assert computed == pytest.approx([float(gain) for gain in gains.split("/")], abs=0.005)
     assert f"{required_pairs(0.14, 0.03, level):,} pairs here" in text
     for words, b, c, n in (
-        ("-7.6", 6, 6, 80),
+        ("-9.4", 5, 5, 60),
         ("-10.6", 6, 7, 69),
         ("-13.5", 5, 8, 69),
         ("-11.9", 0, 0, 20),

@@ -31,8 +31,8 @@ class Plan:
     cycle_epochs: int = 3
     opening: Sequence[int] = (76, 60)
     between: int = 14
-    drifted: Sequence[int] = (60, 48)
-    closing: int = 24
+    drifted: Sequence[int] = (52, 40)
+    closing: int = 18
     after_rollback: int = 6
     background: int = 12
     background_per_s: float = 0.06
@@ -60,7 +60,7 @@ dev = 0.12
 sealed = 0.46
 
 [cycle]
-max_dev_tasks = 12
+max_dev_tasks = 10
 
 [curation]
 min_fresh = 12
