@@ -13,6 +13,7 @@ from monitor_world import drawn, one
 from tidegate.core.gate.policy import CollapseRules
 from tidegate.core.monitors import SHIPPED_LIMITS, Comparison, RecordedAnswer, compare
 from tidegate.core.monitors.comparison import BLOCK, LEVEL, MIN_KIND_VERDICTS, MIN_PAIRS, MIN_PROMPTS, paired
+from tidegate.core.selection.sifting import rank
 from tidegate.gate import load_policy
 
 
@@ -54,7 +55,7 @@ def test_an_equal_release_is_hardly_ever_called_narrower(options: dict[str, Any]
         ({"ways": 1}, {}, {"effective strategies", "distinct-2", "Vendi score"}),
         ({"entropy": 0.3}, {}, {"token entropy (nats)"}),
         ({"unsolved": 2}, {}, {"kinds solved"}),
-        ({"skill": 0.2}, {"prompts": 15, "episodes": 500}, {"pass"}),
+        ({"skill": 0.2}, {"prompts": 15, "episodes": 900}, {"pass"}),
     ],
 )
 def test_a_narrowed_release_is_found_by_the_measure_that_shows_it(
@@ -104,18 +105,53 @@ def test_the_least_counts_are_enough() -> None:
     assert rows["token entropy (nats)"].narrower is False
 
 
+def verdicts(release: str, passes: list[list[bool]]) -> list[RecordedAnswer]:
+    """Answers with these verdicts, a list for each prompt."""
+    return [
+        one(f"{release}-{prompt}-{n}", release=release, prompt=f"p{prompt}", passed=passed)
+        for prompt, found in enumerate(passes)
+        for n, passed in enumerate(found)
+    ]
+
+
 def test_pass_at_k_by_hand() -> None:
-    """Of 12 prompts, two verdicts of each: the anchor passes one of two, the release none."""
-    release = [one(f"r1{p}{i}", prompt=f"p{p}", passed=False) for p in range(12) for i in range(2)]
-    anchor = [one(f"r0{p}{i}", release="r0", prompt=f"p{p}", passed=i == 0) for p in range(12) for i in range(3)]
+    """Of 12 prompts: the anchor passes two of three, so one at least of any two; the release none of two."""
+    release, anchor = verdicts("r1", [[False, False]] * 12), verdicts("r0", [[True, True, False]] * 12)
     row = compared(release, anchor)["pass"]
-    assert (row.measure, row.count, row.value) == ("pass@2", 12, 0.0)
-    assert row.anchor == pytest.approx(2 / 3)  # one of three passes: two draws miss it in one of three cases
+    assert (row.measure, row.count, row.value, row.anchor, row.change) == ("pass@2", 12, 0.0, 1.0, -1.0)
     assert row.p == pytest.approx(0.5**12)
     assert row.narrower
-    assert compared(release, anchor, max_pass_at_k_drop=0.7)["pass"].narrower is False
+    assert compared(release, anchor, max_pass_at_k_drop=1.0)["pass"].narrower is False
     assert compared(release[:20], anchor)["pass"].count == MIN_PROMPTS
     assert compared(release[:18], anchor)["pass"].narrower is None
+
+
+def test_pass_at_k_of_more_verdicts_than_k_is_over_all_draws_of_k() -> None:
+    """Nine prompts have three verdicts of both, too few for pass@3; two draws miss one pass of three in a third."""
+    release = verdicts("r1", [[False] * 3] * 9 + [[False] * 2] * 3)
+    anchor = verdicts("r0", [[True, False, False]] * 9 + [[True, False]] * 3)
+    row = compared(release, anchor)["pass"]
+    assert (row.measure, row.count, row.value) == ("pass@2", 12, 0.0)
+    assert row.anchor == pytest.approx((9 * 2 / 3 + 3) / 12)
+
+
+def test_of_unequal_numbers_of_verdicts_those_that_stay_are_chosen_by_id() -> None:
+    release, anchor = verdicts("r1", [[False] * 2] * 12), verdicts("r0", [[True, False, False]] * 12)
+    stays = [sorted((rank(0, f"r0-{prompt}-{n}"), n) for n in range(3))[2][1] != 0 for prompt in range(12)]
+    assert 0 < sum(stays) < 12
+    assert compared(release, anchor)["pass"].anchor == pytest.approx(sum(stays) / 12)
+
+
+@pytest.mark.parametrize("more", ["release", "anchor"])
+def test_pass_at_k_does_not_flag_equal_policies_asked_unequally_often(more: str) -> None:
+    """The expected number of flags in 60 comparisons is below 60 * LEVEL = 0.5."""
+    counts = {"release": 800, "anchor": 100} if more == "release" else {"release": 100, "anchor": 800}
+    common: dict[str, Any] = {"kinds": 1, "prompts": 20, "skill": 0.25}
+    flags = 0
+    for seed in range(60):
+        release = drawn("r1", 2 * seed, episodes=counts["release"], **common)
+        flags += "pass" in flagged(release, drawn("r0", 2 * seed + 1, episodes=counts["anchor"], **common))
+    assert flags <= 2
 
 
 def test_a_kind_is_lost_only_beyond_chance() -> None:

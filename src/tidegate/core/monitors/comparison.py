@@ -16,7 +16,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
-from typing import Literal, TypeAlias
+from typing import Literal, TypeAlias, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -25,7 +25,7 @@ from tidegate.core.gate.collapse import MEASURES, swap_p
 from tidegate.core.gate.policy import CollapseRules
 from tidegate.core.gate.samples import variety
 from tidegate.core.monitors.answers import RecordedAnswer
-from tidegate.core.monitors.measures import MAX_K, by_kind, prompt_counts, ranked_answers
+from tidegate.core.monitors.measures import MAX_K, by_kind, ranked_answers
 from tidegate.core.statistics import pass_at_k, sign_test
 
 LEVEL = 0.05 / MEASURES
@@ -50,6 +50,7 @@ SHIPPED_LIMITS = CollapseRules(
 
 Pair: TypeAlias = tuple[RecordedAnswer, RecordedAnswer]
 Values: TypeAlias = NDArray[np.float64]
+Key = TypeVar("Key", bound=Hashable)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -123,8 +124,8 @@ def paired(
     result: list[Pair] = []
     ours, theirs = _grouped(release, key), _grouped(anchor, key)
     for name in sorted(ours.keys() & theirs.keys(), key=repr):
-        mine, other = (_grouped(one, lambda answer: answer.prompt) for one in (ours[name], theirs[name]))
-        for prompt in sorted(str(prompt) for prompt in mine.keys() & other.keys()):
+        mine, other = (_grouped(one, _prompt) for one in (ours[name], theirs[name]))
+        for prompt in sorted(mine.keys() & other.keys()):
             result.extend(zip(mine[prompt], other[prompt], strict=False))
         alone = [
             ranked_answers([found[0] for prompt, found in arm.items() if prompt not in against])
@@ -135,12 +136,17 @@ def paired(
 
 
 def _grouped(
-    answers: Sequence[RecordedAnswer], key: Callable[[RecordedAnswer], Hashable]
-) -> dict[Hashable, list[RecordedAnswer]]:
-    groups: dict[Hashable, list[RecordedAnswer]] = {}
+    answers: Sequence[RecordedAnswer], key: Callable[[RecordedAnswer], Key]
+) -> dict[Key, list[RecordedAnswer]]:
+    """Answers of equal ``key``, those of each in the order that their ids stand for."""
+    groups: dict[Key, list[RecordedAnswer]] = {}
     for answer in ranked_answers(answers):
         groups.setdefault(key(answer), []).append(answer)
     return groups
+
+
+def _prompt(answer: RecordedAnswer) -> str:
+    return answer.prompt
 
 
 def _columns(pairs: Sequence[Pair], value: Callable[[RecordedAnswer], float]) -> tuple[Values, Values]:
@@ -203,9 +209,13 @@ def _ratio(
 def _pass_at_k(
     release: Sequence[RecordedAnswer], anchor: Sequence[RecordedAnswer], limits: CollapseRules
 ) -> Comparison:
-    """pass@k over the prompts that both answered k times, with the largest k that enough prompts allow."""
-    ours, theirs = (prompt_counts([one for one in arm if one.passed is not None]) for arm in (release, anchor))
-    asked = {prompt: min(ours[prompt][0], theirs[prompt][0]) for prompt in sorted(ours.keys() & theirs.keys())}
+    """pass@k over the prompts that both answered k times, with the largest k that enough prompts allow.
+
+    Of each prompt as many verdicts of both count: the sign test needs pass@k to be spread alike in both arms, and it is
+    spread less the more verdicts it is estimated from.
+    """
+    ours, theirs = (_grouped([one for one in arm if one.passed is not None], _prompt) for arm in (release, anchor))
+    asked = {prompt: min(len(ours[prompt]), len(theirs[prompt])) for prompt in sorted(ours.keys() & theirs.keys())}
     depths = [k for k in range(2, MAX_K + 1) if sum(count >= k for count in asked.values()) >= MIN_PROMPTS]
     k = max(depths, default=2)
     shared = [prompt for prompt, count in asked.items() if count >= k]
@@ -215,7 +225,10 @@ def _pass_at_k(
         return Comparison(
             measure="pass@k", unit=unit, count=len(shared), needed=MIN_PROMPTS, change_is="difference", limit=rule
         )
-    mine, other = (np.array([pass_at_k(*counts[prompt], k) for prompt in shared]) for counts in (ours, theirs))
+    mine, other = (
+        np.array([pass_at_k(*_verdicts(arm[prompt][: asked[prompt]]), k) for prompt in shared])
+        for arm in (ours, theirs)
+    )
     p = sign_test(int(np.sum(other > mine)), int(np.sum(mine > other)))
     drop = float(other.mean() - mine.mean())
     return Comparison(

@@ -71,7 +71,7 @@ def measure(answers: Sequence[RecordedAnswer]) -> Monitors:
     judged = [answer for answer in ranked if answer.passed is not None]
     passing = [answer.strategy for answer in judged if answer.passed]
     kinds, solved = {answer.kind for answer in judged}, {answer.kind for answer in judged if answer.passed}
-    counts = prompt_counts(judged)
+    counts = _prompt_counts(judged)
     k = min(MAX_K, max((asked for asked, _ in counts.values()), default=0))
     repeated = [count for count in counts.values() if count[0] >= k] if k >= 2 else []
     vendi = passing[:VENDI_ANSWERS]
@@ -115,7 +115,7 @@ def ranked_answers(answers: Sequence[RecordedAnswer]) -> list[RecordedAnswer]:
     return sorted(answers, key=lambda answer: rank(0, answer.id))
 
 
-def prompt_counts(judged: Sequence[RecordedAnswer]) -> dict[str, tuple[int, int]]:
+def _prompt_counts(judged: Sequence[RecordedAnswer]) -> dict[str, tuple[int, int]]:
     """Verdicts and passes of each prompt."""
     asked = Counter(answer.prompt for answer in judged)
     passed = Counter(answer.prompt for answer in judged if answer.passed)
