@@ -9,12 +9,23 @@ from pathlib import Path
 import pytest
 
 from curation_world import TASK, call, episode, reasons, run, said, shown, verdict
+from engine_fixtures import byte_tokenizer
+from tidegate.core.chat import encode_prompt
 from tidegate.core.errors import ConfigError
 from tidegate.core.hashing import content_hash
 from tidegate.core.selection.demonstrations import task_demonstration
 from tidegate.core.strategy import strategy_cluster
 from tidegate.core.types import Episode, Example, Feedback, Outcome, Split, Verdict
 from tidegate.curation import Batch, read_batch, write_batch
+from tidegate.training.examples import render_example
+
+KNOWS_TOOLS = (
+    "{% for tool in tools %}{{ tool | tojson }}{% endfor %}"
+    "{% for m in messages %}<|im_start|>{{ m.role }} {{ m.content }}"
+    "{% for c in m.tool_calls or [] %}{{ c.function.arguments | tojson }}{% endfor %}<|im_end|>{% endfor %}"
+    "{% if add_generation_prompt %}<|im_start|>assistant {% endif %}"
+)
+"""A chat template that renders tools itself."""
 
 
 def test_curation_a_verified_success_trains_on_its_sampled_tokens() -> None:
@@ -254,6 +265,40 @@ def test_curation_a_batch_reads_back_as_written(batch: Batch, tmp_path: Path) ->
     assert [file.name for file in (tmp_path / "batches").iterdir()] == [batch.hash]
 
 
+@pytest.mark.parametrize("template", [byte_tokenizer().chat_template, KNOWS_TOOLS])
+def test_curation_a_batch_renders_prompts_in_the_order_of_keys_that_serving_rendered(
+    tmp_path: Path, template: str
+) -> None:
+    """Templates write tools and the arguments of calls key by key."""
+    tokenizer = byte_tokenizer()
+    tokenizer.chat_template = template
+    properties = {name: {"type": "string", "description": name} for name in ("b", "a")}
+    tool = {
+        "type": "function",
+        "function": {"name": "look", "parameters": {"type": "object", "properties": properties}},
+    }
+    called = {"id": "c", "type": "function", "function": {"name": "look", "arguments": '{"b": 1, "a": 2}'}}
+    messages = (
+        {"role": "user", "content": "look"},
+        {"role": "assistant", "content": None, "tool_calls": [called]},
+        {"role": "tool", "tool_call_id": "c", "content": "2"},
+    )
+    task = replace(TASK, messages=messages, tools=(tool,))
+    given = task_demonstration(task, ({"role": "assistant", "content": "2"},))
+    read = read_batch(write_batch(run([], [], demonstrations=[given]), tmp_path)).examples[0]
+    expected = encode_prompt(tokenizer, messages, (tool,))
+    assert encode_prompt(tokenizer, read.messages[:3], read.tools) == expected
+    (sequence,) = render_example(tokenizer, read)
+    assert sequence.token_ids[: len(expected)] == expected
+
+
+def test_curation_a_demonstration_with_half_a_surrogate_pair_is_written(tmp_path: Path) -> None:
+    given = replace(task_demonstration(TASK, ({"role": "assistant", "content": "2"},)), kind="sums")
+    given = replace(given, messages=(*given.messages[:-1], {"role": "assistant", "content": "\ud800"}))
+    batch = run([], [], demonstrations=[given])
+    assert read_batch(write_batch(batch, tmp_path)) == batch
+
+
 def test_curation_a_changed_or_damaged_batch_is_refused(batch: Batch, tmp_path: Path) -> None:
     def damaged(name: str, change: bytes | None) -> Path:
         path = write_batch(batch, tmp_path / f"{name}-{change!r}")
@@ -277,7 +322,7 @@ def test_curation_a_changed_or_damaged_batch_is_refused(batch: Batch, tmp_path: 
     with pytest.raises(ConfigError, match="its manifest hashes to"):
         read_batch(path)
     (path / "manifest.json").write_text(json.dumps(manifest | {"schema": "tidegate.batch/0"}))
-    with pytest.raises(ConfigError, match=r"'tidegate\.batch/0'; 'tidegate\.batch/2' is read here"):
+    with pytest.raises(ConfigError, match=r"'tidegate\.batch/0'; 'tidegate\.batch/3' is read here"):
         read_batch(path)
 
 

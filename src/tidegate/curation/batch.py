@@ -16,7 +16,7 @@ from tidegate.core.hashing import canonical_json, content_hash
 from tidegate.core.selection.sifting import EPISODE, KEPT, Dropped
 from tidegate.core.types import Example, JsonObject
 
-SCHEMA = "tidegate.batch/2"
+SCHEMA = "tidegate.batch/3"
 MANIFEST_FILE = "manifest.json"
 EXAMPLES_FILE = "examples.jsonl"
 
@@ -119,8 +119,12 @@ def _lines(examples: Sequence[Example]) -> bytes:
 
 
 def example_line(example: Example) -> str:
-    """An example as a line of the examples file."""
-    return canonical_json(asdict(example))
+    """An example as a line of the examples file.
+
+    Keys keep their order, which chat templates render: training then sees the prompt that serving saw. All but ASCII is
+    escaped, because half a surrogate pair has no bytes of its own.
+    """
+    return json.dumps(asdict(example), separators=(",", ":"), allow_nan=False)
 
 
 def example_of(values: Mapping[str, Any]) -> Example:
