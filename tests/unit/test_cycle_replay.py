@@ -131,9 +131,23 @@ async def test_a_batch_that_is_gone_damaged_or_quarantined_is_counted_and_does_n
     assert result.output["earlier"] == {"missing": 1, "quarantined": 1, "read": 1, "unreadable": 1}
     replayed = trained(batch)["replay"]
     assert "gh" in replayed
-    assert replayed == {example.id for example in read_batch(good).examples} - {
-        example.id for example in batches[2].examples
-    }
+    assert replayed == {example.id for example in read_batch(good).examples} - {"ef"}
+
+
+async def test_what_a_quarantined_batch_only_replayed_trains_on(tmp_path: Path) -> None:
+    """It trained champions that were good before the batch was made."""
+    world = World(tmp_path)
+    good, _ = await world.curated(["ab", "cd"])
+    bad, _ = await world.curated(["ef", "gh", "ij"])
+    assert trained(bad)["replay"] == {"ab", "cd"}
+    world.quarantined.append(bad.hash)
+    batch, result = await world.curated(["kl", "mn", "op", "qr", "st"])
+    assert trained(batch)["replay"] == trained(good)["episode"]
+    assert result.output["earlier"] == {"quarantined": 1, "read": 1}
+    assert "quarantined" not in result.output["counts"]
+    world.quarantined.append(good.hash)
+    batch, _ = await world.curated(["uv", "wx", "yz", "za", "zb"])
+    assert trained(batch)["replay"].isdisjoint({"ab", "cd", "ef", "gh", "ij"})
 
 
 async def test_an_example_whose_episode_was_erased_is_counted_and_not_replayed(tmp_path: Path) -> None:

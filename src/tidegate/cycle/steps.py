@@ -13,7 +13,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 
 from tidegate.core.gate.decisions import Reply, ScreenAbstained, ScreenPassed, reasons_of
-from tidegate.core.selection.sifting import KEPT
+from tidegate.core.selection.sifting import KEPT, REPLAY
 from tidegate.core.types import Candidate, CandidateState, Episode, JsonObject, Split
 from tidegate.curation import curate, write_batch
 from tidegate.cycle.averaging import averaged
@@ -290,10 +290,11 @@ async def certify(stages: CycleStages, config: JsonObject, outputs: Outputs, rep
 
 
 def _quarantined_examples(stages: CycleStages) -> frozenset[str]:
-    """Ids of everything that batches trained whose candidates were rolled back."""
+    """Ids of everything that batches trained afresh whose candidates were rolled back; what they replayed had trained
+    champions that were good."""
     manifests = (stages.manifests.get_manifest(name) for name in sorted(stages.quarantined()))
     items = (item for manifest in manifests if manifest is not None for item in manifest["items"])
-    return frozenset(str(item["id"]) for item in items if item["reason"] == KEPT)
+    return frozenset(str(item["id"]) for item in items if item["reason"] == KEPT and item["source"] != REPLAY)
 
 
 def _window(stages: CycleStages, config: JsonObject, splits: Sequence[Split]) -> list[Episode]:
