@@ -163,6 +163,19 @@ async def test_of_the_right_answers_so_many_are_kept_and_copies_go_first(world: 
     assert items == {"pass": 8, "surplus": 12}
 
 
+@pytest.mark.parametrize(("objective", "kept"), [("sft", 2), ("grpo", 5), ("dpo", 5)])
+async def test_objectives_that_compare_answers_get_every_right_one(
+    world: RolloutWorld, objective: str, kept: int
+) -> None:
+    """Leaving out right answers alone would lower the mean that every answer of a group is held against."""
+    world.engine.say = lambda request: f"Draw {request.sampling.seed}: {right(request)}"
+    world.rollouts = {"samples": 5, "keep_per_task": 2}
+    config = {"training": {**world.config["training"], "objective": objective}}
+    result = await world.run(Step.EXPLORE, **config)
+    assert result.output["counts"]["answers"]["pass"] == 4 * kept
+    assert result.output["counts"]["answers"].get("surplus", 0) == 4 * (5 - kept)
+
+
 async def test_an_answer_that_a_fault_cut_short_is_left_out_and_counted(world: RolloutWorld) -> None:
     broken: set[int | None] = set()
 

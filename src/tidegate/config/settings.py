@@ -104,8 +104,8 @@ class RolloutSettings(_Section):
     )
     keep_per_task: Positive = Field(
         default=4,
-        description="Most verified answers to one task that may train; objectives that compare the answers of a group "
-        "need as many as 'samples'.",
+        description="Most verified answers to one task that train with objective 'sft'; other objectives compare the "
+        "answers of a group and take all of them.",
     )
     temperature: Finite = Field(
         default=1.0, gt=0, le=2, description="Sampling temperature; nothing else filters what is sampled."

@@ -45,7 +45,9 @@ async def explore(stages: CycleStages, config: JsonObject, outputs: Outputs, rep
     threshold = float(config["curation"]["success_threshold"])
     plan = await asyncio.to_thread(_plan, stages, config, settings, threshold)
     async with _sampler(stages, config, plan, settings, report) as sampler:
-        answers = await _ask(sampler, plan.chosen.kept, settings, threshold)
+        # Objectives that compare the answers of a group need all of them: without some right ones its mean is too low.
+        most = settings.keep_per_task if config["training"]["objective"] == "sft" else settings.samples
+        answers = await _ask(sampler, plan.chosen.kept, settings.samples, most=most, threshold=threshold)
         if answers.faults > settings.max_error_share * answers.asked:
             return _abstained(answers, settings)
         retried = Rationalized()
@@ -175,8 +177,9 @@ async def _sampler(
         )
 
 
-async def _ask(sampler: Sampler, chosen: Sequence[Asked], settings: RolloutSettings, threshold: float) -> _Answers:
-    draws = [f"sample {number}" for number in range(settings.samples)]
+async def _ask(sampler: Sampler, chosen: Sequence[Asked], samples: int, *, most: int, threshold: float) -> _Answers:
+    """Ask each task ``samples`` times; of the right answers to one all beyond ``most`` are surplus."""
+    draws = [f"sample {number}" for number in range(samples)]
     drawn = {draw: await sampler.ask([asked.task for asked in chosen], draw=draw) for draw in draws}
     answers = _Answers()
     for asked in chosen:
@@ -196,7 +199,7 @@ async def _ask(sampler: Sampler, chosen: Sequence[Asked], settings: RolloutSetti
             tuple((call.prompt_token_ids, call.choices[0].token_ids) for call in item.episode.interactions)
             for item in right
         ]
-        beyond = {right[position].episode.id for position in surplus(tokens, most=settings.keep_per_task)}
+        beyond = {right[position].episode.id for position in surplus(tokens, most=most)}
         kept = [item for item in judged if item.episode.id not in beyond]
         answers.judged += kept
         answers.items += [_item(asked, item.verdict.outcome.value, item) for item in kept]
