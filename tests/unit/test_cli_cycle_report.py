@@ -53,13 +53,17 @@ TRAINED = {
     "configured": {"rank": 4, "learning_rate": 0.02, "objective": "sft", "epochs": 2},
     "effective": {"rank": 4, "learning_rate": 0.020000000001, "epochs": 1.5, "clipped_steps": 1},
     "guards": {"finite_steps": 3, "base_unchanged": True},
-    "adapter_sha256": "a" * 64, "losses_unit": "nats",
+    "adapter_sha256": "a" * 64, "trained_sha256": "b" * 64, "losses_unit": "nats",
+    "averaging": {"share": 0.5, "dev_tasks": 9, "dev_counted": 8, "dev_solved": {"0.5": 7, "1": 6}, "faults": {"1": 1}},
 }  # fmt: skip
 CURATED = {
     "manifest_hash": "m",
     "fresh": 5,
     "examples": 5,
     "by_kind": {"sum": 5},
+    "by_source": {"episode": 4, "replay": 1},
+    "with_logprobs": 4,
+    "earlier": {"read": 2},
     "counts": {"kept": 5, "duplicate": 2},
 }
 
@@ -94,6 +98,8 @@ def test_the_report_as_json_holds_everything(data: DataDirectory) -> None:
         ("collect", 1.5), ("curate", 1.5), ("train", 1.5), ("screen", 1.5),
     ]  # fmt: skip
     assert report["curation"] == CURATED
+    proposed = ("adapter_sha256", "trained_sha256", "averaging")
+    assert {name: report["training"][name] for name in proposed} == {name: TRAINED[name] for name in proposed}
     assert report["training"]["series"] == {
         "losses": [3.0, 2.0, 1.0], "grad_norms": [0.5, None, 0.25], "kl": [0.0, 0.1, 0.2],
         "clip_fraction": [None, None, None],
@@ -123,6 +129,9 @@ def test_the_report_for_people_marks_what_differs_and_what_is_narrower(data: Dat
     assert ["grad_norms", "0.5", "-", "0.25", "█", "▁", "0.25", "0.5"] in rows
     assert "without a value in any step: clip_fraction" in shown.stdout
     assert ["dropped", '{"too_long":', "1}"] in rows
+    assert any(row[0] == "averaging" and '"share": 0.5' in " ".join(row) for row in rows if row)
+    assert ["by_source", '{"episode":', "4,", '"replay":', "1}"] in rows
+    assert ["earlier", '{"read":', "2}"] in rows
     assert ["reason", "fewer", "dev", "tasks"] in rows
     narrow = [line for line in shown.stdout.splitlines() if line.endswith("NARROWER")]
     assert any("effective strategies" in line and "at least 0.8 of the anchor's" in line for line in narrow)

@@ -19,7 +19,8 @@ from tidegate.cycle.machine import CycleOutcome, Step
 
 _TOLERANCE = 1e-6  # between a configured hyperparameter and one measured in single precision
 _ERROR = "_error"
-_CURATED = ("manifest_hash", "examples", "fresh", "by_kind", "counts")
+_CURATED = ("manifest_hash", "examples", "fresh", "by_kind", "by_source", "with_logprobs", "earlier", "counts")
+_PROPOSED = ("adapter_sha256", "trained_sha256", "averaging")
 _TRAINED = (
     "steps",
     "examples",
@@ -108,6 +109,7 @@ def _training(output: JsonObject) -> dict[str, Any] | None:
         return None
     return {
         **figures,
+        **(_chosen(output, _PROPOSED) or {}),
         "hyperparameters": _hyperparameters(output.get("configured", {}), output.get("effective", {})),
         "guards": output.get("guards", {}),
         "series": _series(output),

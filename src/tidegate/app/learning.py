@@ -28,7 +28,7 @@ from tidegate.core.gate.state import gate_state
 from tidegate.core.hashing import content_hash
 from tidegate.core.selection.demonstrations import demonstration_example, read_demonstration
 from tidegate.core.types import Candidate, CandidateState, Example, JsonObject, Messages, Split
-from tidegate.curation import curate, write_batch
+from tidegate.curation import EXAMPLES_FILE, curate, write_batch
 from tidegate.cycle.machine import CycleEvent, run_cycle
 from tidegate.cycle.stages import CycleStages
 from tidegate.cycle.steps import cycle_steps, new_config
@@ -98,7 +98,7 @@ def train_demonstrations(settings: Settings, path: Path, *, say: Callable[[str],
         batch_dir = write_batch(batch, directory.batches)
         stores.trajectories.add_manifest(batch.hash, batch.manifest, time=now)
         job = TrainingJob(
-            examples=batch_dir / "examples.jsonl",
+            examples=batch_dir / EXAMPLES_FILE,
             base_model=model_dir,
             base_sha256=base_sha256,
             initial_adapter=None,

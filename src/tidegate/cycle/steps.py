@@ -14,9 +14,9 @@ from dataclasses import dataclass
 
 from tidegate.core.gate.decisions import Reply, ScreenAbstained, ScreenPassed, reasons_of
 from tidegate.core.selection.sifting import KEPT, REPLAY
-from tidegate.core.types import Candidate, CandidateState, Episode, JsonObject, Split
-from tidegate.curation import curate, write_batch
-from tidegate.cycle.averaging import averaged
+from tidegate.core.types import Candidate, CandidateState, Episode, JsonObject, Outcome, Split, Verdict
+from tidegate.curation import EXAMPLES_FILE, curate, write_batch
+from tidegate.cycle.choosing_share import choose_share
 from tidegate.cycle.explore import explore, rollouts_of
 from tidegate.cycle.going_live import canary, publish
 from tidegate.cycle.machine import CycleOutcome, Outputs, Report, Step, StepFunction, StepResult
@@ -110,20 +110,12 @@ async def collect(stages: CycleStages, config: JsonObject, outputs: Outputs, rep
             max_calls=stages.settings.cycle.max_calls,
         )
         stages.trajectories.append_verdicts(scoring.verdicts)
-        ids = {episode.id for episode in episodes}
-        passed: Counter[str] = Counter()
-        judged: Counter[str] = Counter()
-        kinds = {episode.id: episode.task.kind for episode in episodes if episode.task is not None}
         verdicts = stages.trajectories.list_verdicts()
-        for verdict in verdicts:
-            if verdict.episode_id in ids and verdict.episode_id in kinds:
-                judged[kinds[verdict.episode_id]] += 1
-                passed[kinds[verdict.episode_id]] += verdict.outcome.value == "pass"
         return {
             "until": config["until"],
             "episodes": len(episodes),
             "counts": scoring.counts,
-            "success": {kind: [passed[kind], judged[kind]] for kind in sorted(judged)},
+            "success": _success_by_kind(episodes, verdicts),
             "monitors": cycle_monitors(stages, config, episodes, verdicts),
         }
 
@@ -176,48 +168,34 @@ async def curate_batch(stages: CycleStages, config: JsonObject, outputs: Outputs
 
 
 async def train(stages: CycleStages, config: JsonObject, outputs: Outputs, report: Report) -> StepResult:
-    """Train a challenger in a process of its own and register it as a candidate."""
+    """Train in a process of its own, and register what comes out, or an average with the champion, as a candidate."""
     if config["proposed"]:
-        sha256, origin, manifest_hash, parent, output = str(config["proposed"]), "proposed", None, None, {}
-    else:
-        curated = outputs[Step.CURATE]
-        settings = stages.settings.training.model_validate(config["training"])
-        champion = config["champion_sha256"] if settings.restart == "champion" else None
-        parent = str(champion) if champion else None
-        manifest_hash, origin = str(curated["manifest_hash"]), "cycle"
-        job = TrainingJob(
-            examples=stages.batches_dir / str(curated["path"]) / "examples.jsonl",
-            base_model=stages.base_model,
-            base_sha256=stages.base_sha256,
-            initial_adapter=stages.adapters_dir / parent if parent else None,
-            training=settings,
-            manifest_hash=manifest_hash,
-            parent_sha256=parent,
-            output_root=stages.adapters_dir,
-            threads=stages.settings.model.threads,
-            seed=int(config["seed"]),
-        )
-        trained = await asyncio.to_thread(
-            run_training, job, timeout_s=settings.timeout_s, nice=stages.settings.cycle.nice, on_progress=report
-        )
-        sha256, output = trained.adapter_sha256, training_output(trained)
-        if settings.averaging and parent is not None:
-            dev = await asyncio.to_thread(_dev_episodes, stages, config)
-            sha256, chosen = await averaged(stages, config, champion=parent, challenger=sha256, dev=dev, report=report)
-            output = {**output, "averaging": chosen}
-    candidate = Candidate(
-        id=f"cand-{sha256[:8]}",
-        adapter_sha256=sha256,
-        base_sha256=stages.base_sha256,
-        manifest_hash=manifest_hash,
-        parent_sha256=parent,
-        state=CandidateState.PROPOSED,
-        created_at=stages.clock(),
-        origin=origin,
+        candidate = _register(stages, str(config["proposed"]), origin="proposed")
+        output: JsonObject = {"proposed": candidate.adapter_sha256, "adapter_sha256": candidate.adapter_sha256}
+        return StepResult(output={**output, "candidate": candidate.id})
+    job = _job(stages, config, outputs[Step.CURATE])
+    trained = await asyncio.to_thread(
+        run_training, job, timeout_s=job.training.timeout_s, nice=stages.settings.cycle.nice, on_progress=report
     )
-    stages.releases.add_candidate(candidate)
-    proposed = {"proposed": sha256} if config["proposed"] else {}
-    return StepResult(output={**output, **proposed, "candidate": candidate.id, "adapter_sha256": sha256})
+    sha256, output = trained.adapter_sha256, training_output(trained)
+    if job.training.averaging and job.parent_sha256 is not None:
+        dev = await asyncio.to_thread(_dev_episodes, stages, config)
+        chosen = await choose_share(
+            stages, config, champion=job.parent_sha256, challenger=sha256, dev=dev, report=report
+        )
+        sha256, output = chosen.adapter_sha256, {**output, "averaging": chosen.measured}
+    elif job.training.averaging:
+        output = {**output, "averaging": {"share": 1.0, "why": "training did not start from a champion"}}
+    candidate = _register(
+        stages, sha256, origin="cycle", manifest_hash=job.manifest_hash, parent_sha256=job.parent_sha256
+    )
+    proposed = {
+        "candidate": candidate.id,
+        "adapter_sha256": sha256,
+        "adapter_path": str(stages.adapters_dir / sha256),
+        "trained_sha256": trained.adapter_sha256,
+    }
+    return StepResult(output={**output, **proposed})
 
 
 async def screen(stages: CycleStages, config: JsonObject, outputs: Outputs, report: Report) -> StepResult:
@@ -287,6 +265,56 @@ async def certify(stages: CycleStages, config: JsonObject, outputs: Outputs, rep
     stages.save_certificate(certified.certificate)
     move(stages, candidate, CandidateState.CERTIFIED, ("the gate certified it",))
     return StepResult(output=output, reasons=reasons_of(certified.decision))
+
+
+def _job(stages: CycleStages, config: JsonObject, curated: JsonObject) -> TrainingJob:
+    """Training on the curated batch, from the weights that the frozen configuration names."""
+    settings = stages.settings.training.model_validate(config["training"])
+    champion = config["champion_sha256"] if settings.restart == "champion" else None
+    parent = str(champion) if champion else None
+    return TrainingJob(
+        examples=stages.batches_dir / str(curated["path"]) / EXAMPLES_FILE,
+        base_model=stages.base_model,
+        base_sha256=stages.base_sha256,
+        initial_adapter=stages.adapters_dir / parent if parent else None,
+        training=settings,
+        manifest_hash=str(curated["manifest_hash"]),
+        parent_sha256=parent,
+        output_root=stages.adapters_dir,
+        threads=stages.settings.model.threads,
+        seed=int(config["seed"]),
+    )
+
+
+def _register(
+    stages: CycleStages,
+    sha256: str,
+    *,
+    origin: str,
+    manifest_hash: str | None = None,
+    parent_sha256: str | None = None,
+) -> Candidate:
+    candidate = Candidate(
+        id=f"cand-{sha256[:8]}",
+        adapter_sha256=sha256,
+        base_sha256=stages.base_sha256,
+        manifest_hash=manifest_hash,
+        parent_sha256=parent_sha256,
+        state=CandidateState.PROPOSED,
+        created_at=stages.clock(),
+        origin=origin,
+    )
+    stages.releases.add_candidate(candidate)
+    return candidate
+
+
+def _success_by_kind(episodes: Sequence[Episode], verdicts: Sequence[Verdict]) -> dict[str, list[int]]:
+    """Passes and verdicts of each kind of tasks among some episodes."""
+    kinds = {episode.id: episode.task.kind for episode in episodes if episode.task is not None}
+    judged = [verdict for verdict in verdicts if verdict.episode_id in kinds]
+    asked = Counter(kinds[verdict.episode_id] for verdict in judged)
+    passed = Counter(kinds[verdict.episode_id] for verdict in judged if verdict.outcome is Outcome.PASS)
+    return {kind: [passed[kind], asked[kind]] for kind in sorted(asked)}
 
 
 def _quarantined_examples(stages: CycleStages) -> frozenset[str]:
