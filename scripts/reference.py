@@ -10,7 +10,7 @@ import re
 import sys
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any, get_origin
 
 import typer
 from pydantic import BaseModel
@@ -104,7 +104,11 @@ def _type_text(kind: Any) -> str:
     names = {int: "integer", float: "number", str: "text", bool: "true or false", Path: "path"}
     if kind in names:
         return names[kind]
+    if get_origin(kind) is Annotated:
+        return _accepted(FieldInfo.from_annotation(kind))
     text = str(kind)
+    if get_origin(kind) is tuple and kind.__args__[0] is not str:
+        return f"list, each a {_type_text(kind.__args__[0])}"
     if text.startswith("typing.Literal"):
         return " or ".join(f'`"{option}"`' for option in kind.__args__)
     if "tuple[str" in text:
