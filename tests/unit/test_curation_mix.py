@@ -64,6 +64,37 @@ def test_curation_near_successes_train_at_less_weight_and_are_no_fresh_successes
     assert rewards == {f"e{n}": score for n, score in enumerate(scores)}
 
 
+@pytest.mark.parametrize(
+    ("answers", "user", "cap", "reason"),
+    [
+        (["Two."] * 3, "", "max_per_prompt", "duplicate"),
+        (["It is two.", "it is two.", "IT IS TWO."], "", "max_per_cluster", "near_duplicate"),
+        (["It is 2", "Two", "1 + 1 = 2"], "u", "max_per_user", "user_cap"),
+    ],
+)
+@pytest.mark.parametrize("seed", range(6))
+def test_curation_a_near_success_takes_no_successes_place(
+    answers: list[str], user: str, cap: str, reason: str, seed: int
+) -> None:
+    low = solved("low", 9)
+    made = [episode(f"e{n}", said(f"i{n}", text), user=user or f"u{n}") for n, text in enumerate(answers)]
+    judged = [*(verdict(each.id, 0.0) for each in low), verdict("e0", 0.9), verdict("e1", 1.0), verdict("e2", 0.9)]
+    settings = {"near_success_quantile": 0.5, "max_user_share": 1.0, "max_per_prompt": 9, "max_per_cluster": 9, cap: 1}
+    found = reasons(run([*low, *made], judged, settings=settings, seed=seed))
+    assert (found["e0"], found["e1"], found["e2"]) == (reason, "kept", reason)
+
+
+def test_curation_where_failures_train_a_users_cap_prefers_no_success() -> None:
+    """Objectives that compare answers would take the lost failures for a higher mean."""
+    made = [replace(each, user_key="u") for each in solved("e", 8)]
+    judged = [verdict(each.id, float(n % 2)) for n, each in enumerate(made)]
+    successes = 0.0
+    for seed in range(30):
+        batch = run(made, judged, settings={"max_per_user": 4}, seed=seed, keep_failures=True)
+        successes += sum(example.reward or 0.0 for example in batch.examples)
+    assert 45 <= successes <= 75  # of 120, four of eight each time; 120 would be a preference
+
+
 @pytest.mark.parametrize("low", [0.0, 0.01, 0.4])
 def test_curation_binary_scores_have_no_near_successes(low: float) -> None:
     made = solved("e", 10)

@@ -31,7 +31,7 @@ from tidegate.core.selection.near_copies import near_distinct
 from tidegate.core.selection.replay import Earlier, replay_size, replayable
 from tidegate.core.selection.sampling import balanced_draw, weighted_sample
 from tidegate.core.selection.sequences import Fresh, prompt_key, token_sequences
-from tidegate.core.selection.sifting import EPISODE, Dropped, Sifted, sift
+from tidegate.core.selection.sifting import EPISODE, Dropped, Sifted, no_preference, sift
 from tidegate.core.strategy import episode_cluster
 from tidegate.core.types import Episode, Example, Feedback, Verdict
 from tidegate.curation.batch import Batch, make_batch
@@ -140,9 +140,10 @@ class _Steps:
         fresh = self.take(self._not_quarantined((*fresh, *rationalized)))
         if not self.keep_failures:
             fresh = tuple(map(self._near_successes_weigh_less, fresh))
-            fresh = self.take(distinct(fresh, copies=settings.max_per_prompt, seed=seed))
-            fresh = self.take(near_distinct(fresh, most=settings.max_per_cluster, seed=seed))
-        fresh = self.take(per_user(fresh, most=settings.max_per_user, seed=seed))
+            fresh = self.take(distinct(fresh, copies=settings.max_per_prompt, seed=seed, prefer=self._is_success))
+            fresh = self.take(near_distinct(fresh, most=settings.max_per_cluster, seed=seed, prefer=self._is_success))
+        first = no_preference if self.keep_failures else self._is_success
+        fresh = self.take(per_user(fresh, most=settings.max_per_user, seed=seed, prefer=first))
         fresh = balanced(fresh, by_cluster=not self.keep_failures)
         return self.take(weighted_sample(fresh, budget=settings.max_examples, seed=seed))
 

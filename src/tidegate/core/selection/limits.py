@@ -2,14 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 from tidegate.core.hashing import content_hash
 from tidegate.core.selection.sequences import Fresh, prompt_key
-from tidegate.core.selection.sifting import Dropped, Sifted, limit
+from tidegate.core.selection.sifting import Dropped, Sifted, limit, no_preference
 
 
-def distinct(fresh: Sequence[Fresh], *, copies: int, seed: int, used: Mapping[str, int] | None = None) -> Sifted[Fresh]:
+def distinct(
+    fresh: Sequence[Fresh],
+    *,
+    copies: int,
+    seed: int,
+    used: Mapping[str, int] | None = None,
+    prefer: Callable[[Fresh], bool] = no_preference,
+) -> Sifted[Fresh]:
     """Keep at most ``copies`` (>= 1) examples of equal :func:`copy_key`, those that ``used`` counts included."""
     return limit(
         fresh,
@@ -19,6 +26,7 @@ def distinct(fresh: Sequence[Fresh], *, copies: int, seed: int, used: Mapping[st
         seed=seed,
         drop=lambda item: dropped_example(item, "duplicate"),
         used=used,
+        prefer=prefer,
     )
 
 
@@ -30,7 +38,14 @@ def copy_key(item: Fresh) -> str:
     return content_hash([list(example.token_ids), list(example.loss_mask)])
 
 
-def per_user(fresh: Sequence[Fresh], *, most: int, seed: int, used: Mapping[str, int] | None = None) -> Sifted[Fresh]:
+def per_user(
+    fresh: Sequence[Fresh],
+    *,
+    most: int,
+    seed: int,
+    used: Mapping[str, int] | None = None,
+    prefer: Callable[[Fresh], bool] = no_preference,
+) -> Sifted[Fresh]:
     """Keep at most ``most`` examples of one user, those that ``used`` counts included."""
     return limit(
         fresh,
@@ -40,6 +55,7 @@ def per_user(fresh: Sequence[Fresh], *, most: int, seed: int, used: Mapping[str,
         seed=seed,
         drop=lambda item: dropped_example(item, "user_cap"),
         used=used,
+        prefer=prefer,
     )
 
 

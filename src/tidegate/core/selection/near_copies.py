@@ -2,17 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from tidegate.core.errors import RequestError
 from tidegate.core.selection.limits import dropped_example
 from tidegate.core.selection.near_duplicates import THRESHOLD, ShingleIndex, jaccard, shingles, text_shingles
 from tidegate.core.selection.sequences import Fresh
-from tidegate.core.selection.sifting import Sifted, rank
+from tidegate.core.selection.sifting import Sifted, no_preference, rank
 
 
-def near_distinct(fresh: Sequence[Fresh], *, most: int, seed: int, threshold: float = THRESHOLD) -> Sifted[Fresh]:
+def near_distinct(
+    fresh: Sequence[Fresh],
+    *,
+    most: int,
+    seed: int,
+    threshold: float = THRESHOLD,
+    prefer: Callable[[Fresh], bool] = no_preference,
+) -> Sifted[Fresh]:
     """Keep at most ``most`` (>= 1) examples that are near-copies of one another.
 
     Two examples are near-copies when they are of one cluster and the shingles of their prompts, and those of their
@@ -25,6 +32,7 @@ def near_distinct(fresh: Sequence[Fresh], *, most: int, seed: int, threshold: fl
         most: of mutual near-copies.
         seed: decides which stay.
         threshold: Jaccard similarity in (0, 1].
+        prefer: those that are taken first.
 
     Raises:
         ValueError: the threshold is outside its range.
@@ -32,7 +40,9 @@ def near_distinct(fresh: Sequence[Fresh], *, most: int, seed: int, threshold: fl
     texts = [_texts(item) for item in fresh]
     index = ShingleIndex([text.joint for text in texts], threshold=threshold)
     kept: set[int] = set()
-    for place in sorted(range(len(fresh)), key=lambda place: rank(seed, fresh[place].example.id)):
+    for place in sorted(
+        range(len(fresh)), key=lambda place: (not prefer(fresh[place]), rank(seed, fresh[place].example.id))
+    ):
         here = texts[place]
         alike = (
             other

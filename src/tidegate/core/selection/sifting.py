@@ -1,7 +1,8 @@
 """What every step of a selection returns: what stays, and what went with the reason why.
 
 Where a step keeps only some of equals, it ranks them by a hash of the seed and their id: the choice depends on
-neither the order of the input nor the machine, and stands when the step is repeated.
+neither the order of the input nor the machine, and stands when the step is repeated. Things that are preferred come
+before the rest.
 """
 
 from __future__ import annotations
@@ -68,6 +69,12 @@ def rank(seed: int, identifier: str) -> str:
     return hashlib.sha256(f"{seed}:{identifier}".encode()).hexdigest()
 
 
+def no_preference(thing: object) -> bool:
+    """That of a limit which holds all things equal."""
+    del thing
+    return True
+
+
 def limit(
     things: Sequence[Thing],
     *,
@@ -77,6 +84,7 @@ def limit(
     seed: int,
     drop: Callable[[Thing], Dropped],
     used: Mapping[Group, int] | None = None,
+    prefer: Callable[[Thing], bool] = no_preference,
 ) -> Sifted[Thing]:
     """Keep at most ``quota`` (>= 0) things of each group.
 
@@ -88,10 +96,13 @@ def limit(
         seed: decides which stay.
         drop: the record of a thing that goes.
         used: how much of its quota each group has used up already.
+        prefer: the things that no other thing of their group takes the place of.
     """
     taken: dict[Group, int] = dict(used or {})
     chosen: set[int] = set()
-    for position in sorted(range(len(things)), key=lambda index: rank(seed, identify(things[index]))):
+    for position in sorted(
+        range(len(things)), key=lambda index: (not prefer(things[index]), rank(seed, identify(things[index])))
+    ):
         key = group(things[position])
         if taken.get(key, 0) < quota:
             taken[key] = taken.get(key, 0) + 1
