@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 from collections import Counter
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,9 +14,11 @@ import pytest
 from rollout_world import UNTIL, RolloutWorld, as_text, asked, prompt_text, sum_task
 from tidegate.core.chat import render_tool_call
 from tidegate.core.errors import ConfigError, EngineError
-from tidegate.core.types import GenerationRequest, Outcome, Split
+from tidegate.core.types import Answer, GenerationRequest, Outcome, Split
 from tidegate.curation import Rollouts, read_batch, read_rollouts
 from tidegate.cycle.machine import CycleOutcome, Step, StepResult
+from tidegate.cycle.rollouts import REMEDIES, fault_in
+from tidegate.gate.evaluate import Evaluated
 from tidegate.signals.environments import Calculator
 
 CALCULATOR = Calculator.tools
@@ -193,6 +196,40 @@ async def test_an_answer_that_a_fault_cut_short_is_left_out_and_counted(world: R
     assert all(item.verdict.outcome is Outcome.PASS for item in rollouts_in(world, result).judged)
 
 
+async def test_an_engine_that_gives_no_log_probabilities_is_told_as_what_it_is(world: RolloutWorld) -> None:
+    def say(request: GenerationRequest) -> str:
+        if question(request).startswith("number 2"):
+            raise EngineError("the engine broke")
+        return right(request)
+
+    world.engine.say = say
+    world.engine.without_logprobs = True
+    result = await world.run(Step.EXPLORE)
+    (reason,) = result.reasons
+    assert "cut short" not in reason
+    assert "(no_token_ids 9, engine_error 3)" in reason
+    assert reason.endswith(
+        "most often the engine gave no token ids or log-probabilities to train on: take one that gives both, or set "
+        "rollouts.samples = 0"
+    )
+
+
+def test_every_fault_has_a_remedy() -> None:
+    answer = Answer(
+        task_id="t", adapter_sha256="a", seed=0, passed=False, score=0.0, no_reply=True, invalid_tool_call=False,
+        refused=False, tokens=0, seconds=0.0, text="", tools=(), surprisal=None,
+    )  # fmt: skip
+    errors = (
+        "engine: gone",
+        "environment: broke",
+        "timeout: no answer within 1 s",
+        "no verdict: numeric took too long",
+    )
+    found = [fault_in(Evaluated(answer=replace(answer, error=error), calls=(), judgement=None)) for error in errors]
+    assert found == ["engine_error", "environment_error", "timeout", "no_verdict"]
+    assert set(REMEDIES) == {*found, "no_token_ids"}
+
+
 async def test_too_many_faults_end_the_cycle_without_a_conclusion(world: RolloutWorld) -> None:
     def say(request: GenerationRequest) -> str:
         if question(request).startswith("number 2"):
@@ -204,9 +241,10 @@ async def test_too_many_faults_end_the_cycle_without_a_conclusion(world: Rollout
     assert result.ends is CycleOutcome.ABSTAINED
     (reason,) = result.reasons
     assert reason == (
-        "3 of 12 answers of the champion were cut short, more than rollouts.max_error_share = 0.2 accepts: "
-        "answered 9, asked 12, engine_error 3, pass 9, passed 9"
+        "3 of 12 answers of the champion say nothing of it or can't be trained on, more than rollouts.max_error_share "
+        "= 0.2 accepts (engine_error 3); most often the engine failed: mend what its log names, and run the cycle again"
     )
+    assert result.output["counts"]["answers"] == {"answered": 9, "asked": 12, "engine_error": 3, "pass": 9, "passed": 9}
     assert not (world.root / "rollouts").exists()
     world.rollouts = {"samples": 3, "max_error_share": 0.25}
     assert (await world.run(Step.EXPLORE)).ends is None

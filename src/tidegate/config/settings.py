@@ -116,7 +116,9 @@ class RolloutSettings(_Section):
         "answer without the hint.",
     )
     max_error_share: Fraction = Field(
-        default=0.2, description="The cycle abstains when a larger share of the answers was cut short."
+        default=0.2,
+        description="The cycle abstains when a larger share of the answers was cut short by a fault or came without "
+        "token ids.",
     )
 
 

@@ -25,7 +25,7 @@ from tidegate.core.types import Episode, JsonObject, Sampling, Split, Task
 from tidegate.curation import Judged, Rollouts, make_rollouts, no_rollouts, read_rollouts, write_rollouts
 from tidegate.cycle.machine import CycleOutcome, Outputs, Report, Step, StepResult
 from tidegate.cycle.rationalize import Rationalized, rationalize
-from tidegate.cycle.rollouts import Sampler, fault_in
+from tidegate.cycle.rollouts import REMEDIES, Sampler, fault_in
 from tidegate.cycle.stages import CycleStages, arm_of, progress_of, traffic_decoding
 from tidegate.gate.arms import loaded
 from tidegate.gate.asking import decoding_to_json
@@ -48,7 +48,7 @@ async def explore(stages: CycleStages, config: JsonObject, outputs: Outputs, rep
         # Objectives that compare the answers of a group need all of them: without some right ones its mean is too low.
         most = settings.keep_per_task if config["training"]["objective"] == "sft" else settings.samples
         answers = await _ask(sampler, plan.chosen.kept, settings.samples, most=most, threshold=threshold)
-        if answers.faults > settings.max_error_share * answers.asked:
+        if answers.faults.total() > settings.max_error_share * answers.asked:
             return _abstained(answers, settings)
         retried = Rationalized()
         if settings.rationalize:
@@ -89,7 +89,7 @@ class _Answers:
     prompts: dict[str, tuple[int, ...]] = field(default_factory=dict[str, tuple[int, ...]])
     solved: set[str] = field(default_factory=set[str])
     passed: int = 0
-    faults: int = 0
+    faults: Counter[str] = field(default_factory=Counter[str])
 
     @property
     def asked(self) -> int:
@@ -99,7 +99,7 @@ class _Answers:
     def counts(self) -> dict[str, int]:
         """Answers by what became of them, and how many were asked for, given, and right."""
         reasons = Counter(str(item["reason"]) for item in self.items)
-        totals = {"asked": self.asked, "answered": self.asked - self.faults, "passed": self.passed}
+        totals = {"asked": self.asked, "answered": self.asked - self.faults.total(), "passed": self.passed}
         return dict(sorted((reasons | totals).items()))
 
 
@@ -189,7 +189,7 @@ async def _ask(sampler: Sampler, chosen: Sequence[Asked], samples: int, *, most:
             evaluated = drawn[draw][task.id]
             fault = fault_in(evaluated)
             if fault is not None:
-                answers.faults += 1
+                answers.faults[fault] += 1
                 answers.items.append(_item(asked, fault))
                 continue
             judged.append(sampler.record(asked, evaluated, draw=draw))
@@ -240,10 +240,11 @@ def _rollouts(
 
 
 def _abstained(answers: _Answers, settings: RolloutSettings) -> StepResult:
+    faults = sorted(answers.faults.items(), key=lambda fault: (-fault[1], fault[0]))
     reason = (
-        f"{answers.faults} of {answers.asked} answers of the champion were cut short, more than "
-        f"rollouts.max_error_share = {settings.max_error_share:g} accepts: "
-        + ", ".join(f"{name} {count}" for name, count in answers.counts.items())
+        f"{answers.faults.total()} of {answers.asked} answers of the champion say nothing of it or can't be trained "
+        f"on, more than rollouts.max_error_share = {settings.max_error_share:g} accepts "
+        f"({', '.join(f'{name} {count}' for name, count in faults)}); most often {REMEDIES[faults[0][0]]}"
     )
     output = {"counts": {"answers": answers.counts}}
     return StepResult(output=output, ends=CycleOutcome.ABSTAINED, reasons=(reason,))
@@ -251,7 +252,7 @@ def _abstained(answers: _Answers, settings: RolloutSettings) -> StepResult:
 
 def _told(plan: _Plan, answers: _Answers, retried: Rationalized, settings: RolloutSettings) -> str:
     text = (
-        f"{len(plan.chosen.kept)} tasks asked {settings.samples} times: {answers.asked - answers.faults} of "
+        f"{len(plan.chosen.kept)} tasks asked {settings.samples} times: {answers.asked - answers.faults.total()} of "
         f"{answers.asked} answered, {answers.passed} passed"
     )
     return f"{text}; {len(retried.examples)} of {len(retried.items)} unsolved tasks rationalized"

@@ -17,7 +17,23 @@ from tidegate.ports import Engine
 from tidegate.ports.signals import VERIFIER_ERROR
 from tidegate.signals.verifiers.findings import INVALID_TOOL_CALL, NO_REPLY
 
-_FAULTS = {"engine": "engine_error", "environment": "environment_error", "no verdict": "no_verdict"}
+REMEDIES = {
+    "engine_error": "the engine failed: mend what its log names, and run the cycle again",
+    "environment_error": "a task's tools failed: mend the environment, and run the cycle again",
+    "timeout": "an answer took too long: raise cycle.episode_timeout_s or lower cycle.concurrency",
+    "no_verdict": "a verifier gave no verdict: mend it, and run the cycle again",
+    "no_token_ids": "the engine gave no token ids or log-probabilities to train on: take one that gives both, or set "
+    "rollouts.samples = 0",
+}
+"""What each fault that :func:`fault_in` names was, and what to do about it."""
+
+_FAULTS = {
+    "engine": "engine_error",
+    "environment": "environment_error",
+    "timeout": "timeout",
+    "no verdict": "no_verdict",
+}
+"""By what :class:`Answer` says of why it was cut short."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -98,7 +114,7 @@ def fault_in(evaluated: Evaluated) -> str | None:
     """
     if evaluated.answer.cut_short:
         origin = str(evaluated.answer.error).partition(":")[0]
-        return _FAULTS.get(origin, origin)
+        return _FAULTS[origin]
     return None if all(map(_has_tokens, evaluated.calls)) else "no_token_ids"
 
 
