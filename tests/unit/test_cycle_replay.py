@@ -80,18 +80,21 @@ class World:
                 ]  # type: ignore[arg-type]
             )
 
-    async def curated(self, names: Sequence[str]) -> tuple[Batch, StepResult]:
-        """A window of traffic, and a cycle that curates it and publishes."""
+    async def curated(
+        self, names: Sequence[str], *, ends: str = "done", last: str = "train"
+    ) -> tuple[Batch, StepResult]:
+        """A window of traffic, and a cycle that curates it and publishes, or ends otherwise after step ``last``."""
         self.answer(names)
         stages = self.stages()
         config = new_config(stages, self.cycles, proposed=None)
         number = str(config["number"])
         self.cycles.open_cycle(number, config=config, time=self.now)
         result = await cycle_steps(stages)[Step.CURATE](config, {}, lambda detail: None)
-        outputs = {Step.COLLECT: {"until": config["until"]}, Step.CURATE: result.output}
+        outputs = {"collect": {"until": config["until"]}, "curate": result.output}
+        outputs.setdefault(last, {})
         for step, output in outputs.items():
-            self.cycles.finish_step(number, step.value, {"output": output}, time=self.now)
-        self.cycles.close_cycle(number, "done", time=self.now)
+            self.cycles.finish_step(number, step, {"output": output}, time=self.now)
+        self.cycles.close_cycle(number, ends, time=self.now)
         return read_batch(self.root / "batches" / str(result.output["path"])), result
 
 
@@ -132,6 +135,17 @@ async def test_a_batch_that_is_gone_damaged_or_quarantined_is_counted_and_does_n
     replayed = trained(batch)["replay"]
     assert "gh" in replayed
     assert replayed == {example.id for example in read_batch(good).examples} - {"ef"}
+
+
+async def test_what_never_trained_is_not_replayed(tmp_path: Path) -> None:
+    """A cycle that ended at its curation, or failed in training, trained on nothing; a refused one did."""
+    world = World(tmp_path)
+    published, _ = await world.curated(["ab"])
+    curated, _ = await world.curated(["cd"], ends="abstained", last="curate")
+    failed, _ = await world.curated(["ef"], ends="failed", last="train_error")
+    refused, _ = await world.curated(["gh"], ends="refused")
+    assert len({batch.hash for batch in (published, curated, failed, refused)}) == 4
+    assert new_config(world.stages(), world.cycles, proposed=None)["batches"] == [published.hash, refused.hash]
 
 
 async def test_what_a_quarantined_batch_only_replayed_trains_on(tmp_path: Path) -> None:

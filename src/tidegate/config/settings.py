@@ -135,7 +135,9 @@ class CurationSettings(_Section):
         default=0.3, gt=0.0, le=1.0, description="Weight of a near-success beside a success."
     )
     max_age_days: Finite = Field(
-        default=90.0, gt=0, description="Episodes whose last call is older at the window's end are not trained on."
+        default=90.0,
+        gt=0,
+        description="Episodes whose last call is older at the window's end do not train as fresh examples.",
     )
     max_examples: Positive = Field(
         default=400,

@@ -64,7 +64,7 @@ def new_config(stages: CycleStages, cycles: CycleStore, *, proposed: str | None)
     """What is frozen when a cycle opens: its window of traffic, seed, and the weights it starts from.
 
     The window begins where the last cycle ended that published something, so that refused and abandoned
-    evidence is used again. ``batches`` names what earlier cycles curated, oldest first.
+    evidence is used again. ``batches`` names what earlier cycles trained on, oldest first.
     """
     aliases = stages.releases.aliases()
     shas = {release.id: release.adapter_sha256 for release in stages.releases.list_releases()}
@@ -74,7 +74,7 @@ def new_config(stages: CycleStages, cycles: CycleStore, *, proposed: str | None)
         number += 1
         done = cycles.steps(cycle["id"])
         collected, curated = done.get(Step.COLLECT.value), done.get(Step.CURATE.value)
-        if curated is not None and "manifest_hash" in curated["output"]:
+        if curated is not None and "manifest_hash" in curated["output"] and Step.TRAIN.value in done:
             batches[str(curated["output"]["manifest_hash"])] = None
         if cycle["outcome"] == CycleOutcome.DONE.value and collected is not None:
             after = max(after, float(collected["output"].get("until", 0.0)))
