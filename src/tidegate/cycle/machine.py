@@ -5,8 +5,7 @@
 was frozen when the cycle opened; its output is recorded once. After a crash the machine runs again from the first
 step without a record, and because steps are deterministic it ends as it would have ended. A step that waits for the
 world, as a canary waits for users, leaves the cycle open: the run ends as ``WAITING``, and the next one takes the step
-again. Knows nothing of
-stores, engines or training beyond what is passed in.
+again. Knows nothing of stores, engines or training beyond what is passed in.
 """
 
 from __future__ import annotations
