@@ -23,6 +23,11 @@ def world(tmp_path_factory: pytest.TempPathFactory) -> LoopWorld:
     return LoopWorld.with_traffic(tmp_path_factory.mktemp("loop") / "world")
 
 
+def client_of(url: str) -> OpenAI:
+    """Closes its connections when it is left."""
+    return OpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0)
+
+
 def ask(client: OpenAI, **options: object) -> tuple[str, str]:
     """The answer and the release that gave it."""
     raw = client.chat.completions.with_raw_response.create(
@@ -58,8 +63,7 @@ class Users:
 
 
 def test_a_cycle_publishes_into_the_running_server_and_rollback_undoes_it(world: LoopWorld) -> None:
-    with world.serving() as url:
-        client = OpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0)
+    with world.serving() as url, client_of(url) as client:
         answer, release = ask(client)
         assert (answer == ANSWER, release) == (False, "tiny-r0-base")
         with Users(client) as users:
@@ -109,8 +113,8 @@ def test_the_same_weights_proposed_again_are_not_judged_twice(world: LoopWorld) 
 
 
 def test_a_restart_serves_the_champion_again(world: LoopWorld) -> None:
-    with world.serving() as url:
-        assert ask(OpenAI(base_url=f"{url}/v1", api_key="none"))[0] == ANSWER
+    with world.serving() as url, client_of(url) as client:
+        assert ask(client)[0] == ANSWER
 
 
 def test_a_damaged_adapter_is_refused_and_spends_nothing(world: LoopWorld) -> None:
