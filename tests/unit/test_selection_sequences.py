@@ -154,6 +154,16 @@ def test_strategies_are_told_apart_by_the_tools_in_order() -> None:
     assert strategy_cluster(("a", "b"), "7").startswith("a>b:")
 
 
+def test_selection_a_cluster_names_no_tool_at_any_length() -> None:
+    """A model may write whatever a user said where a tool's name stands, and names of clusters stand in manifests."""
+    names = [f"{'secret' * 40}{n}" for n in range(2)]
+    clusters = {strategy_cluster(("add", name), "7") for name in names}
+    assert len(clusters) == 2
+    assert all(cluster.startswith("add>#") and len(cluster) < 40 for cluster in clusters)
+    assert not any("secret" in cluster for cluster in clusters)
+    assert strategy_cluster(("x" * 64,), "7").startswith("x" * 64 + ":")
+
+
 def test_the_strategy_of_an_episode_is_its_tools_and_last_text() -> None:
     asks = call([5], [7, EOS])
     called = ({"id": "c", "type": "function", "function": {"name": "add", "arguments": "{}"}},)
@@ -162,3 +172,18 @@ def test_the_strategy_of_an_episode_is_its_tools_and_last_text() -> None:
     assert episode_cluster(episode(replace(asks, choices=()))) == strategy_cluster((), "")
     (item,) = token_sequences([episode(asks)]).kept
     assert item.answer == "Let me see. add {}"
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"temperature": 0.0},
+        {"top_p": 0.99},
+        {"top_k": 1},
+        {"presence_penalty": -0.1},
+        {"frequency_penalty": 0.1},
+    ],
+)
+def test_selection_sampling_is_unfiltered_when_nothing_changes_the_distribution(changes: dict[str, float]) -> None:
+    assert Sampling(temperature=0.7, stop=("x",), seed=3, max_tokens=1).unfiltered
+    assert not Sampling(**changes).unfiltered  # type: ignore[arg-type]

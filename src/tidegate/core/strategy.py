@@ -14,6 +14,7 @@ from tidegate.core.types import Episode
 
 _SPACES = re.compile(r"\s+")
 _ENDS = " \t.,;:!?\"'`*()[]{}"
+_LONGEST_NAME = 64  # characters that OpenAI's API allows in a function's name
 _NUMBER = re.compile(r"(?:(?<![\w.)])[-+\u2212])?\d+(?:[.,/:]\d+)*")
 
 
@@ -25,14 +26,15 @@ def normalised(text: str) -> str:
 def strategy_cluster(tools: Sequence[str], text: str) -> str:
     """Name of a way of answering: the tools called, and 12 hex digits for the form of the text.
 
-    Numbers count as one and the same, signs included. The text is hashed, because names of clusters stand in manifests.
+    Numbers count as one and the same, signs included. The text is hashed, because names of clusters stand in manifests;
+    so is a tool's name that is too long for one, because a model may write anything in its place.
 
     Args:
         tools: names of the tools called, in order.
         text: the last text of the answer.
     """
     form = _NUMBER.sub("N", normalised(text))
-    return f"{'>'.join(tools)}:{content_hash([list(tools), form])[:12]}"
+    return f"{'>'.join(map(_shown, tools))}:{content_hash([list(tools), form])[:12]}"
 
 
 def episode_cluster(episode: Episode) -> str:
@@ -40,3 +42,7 @@ def episode_cluster(episode: Episode) -> str:
     choices = [call.choices[0] for call in episode.interactions if call.choices]
     tools = [str(call["function"]["name"]) for choice in choices for call in choice.tool_calls]
     return strategy_cluster(tools, choices[-1].text if choices else "")
+
+
+def _shown(tool: str) -> str:
+    return tool if len(tool) <= _LONGEST_NAME else f"#{content_hash(tool)[:12]}"

@@ -62,6 +62,13 @@ class Sampling:
     frequency_penalty: float = 0.0
     top_logprobs: int = 0
 
+    @property
+    def unfiltered(self) -> bool:
+        """Whether tokens are drawn from the distribution that their log-probabilities are of: neither greedily nor
+        with top-p, top-k or penalties."""
+        penalised = self.presence_penalty != 0.0 or self.frequency_penalty != 0.0
+        return self.temperature > 0.0 and self.top_p >= 1.0 and self.top_k <= 0 and not penalised
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AdapterRef:

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 from tidegate.core.hashing import content_hash
 from tidegate.core.selection.exploring import Asked
+from tidegate.core.selection.sequences import has_tokens
 from tidegate.core.types import Answer, Episode, Interaction, Outcome, Sampling, Split, Task, Verdict
 from tidegate.curation import Judged
 from tidegate.gate import Arm, Grading
@@ -115,13 +116,11 @@ def fault_in(evaluated: Evaluated) -> str | None:
     if evaluated.answer.cut_short:
         origin = str(evaluated.answer.error).partition(":")[0]
         return _FAULTS[origin]
-    return None if all(map(_has_tokens, evaluated.calls)) else "no_token_ids"
+    return None if all(map(_can_train, evaluated.calls)) else "no_token_ids"
 
 
-def _has_tokens(call: Call) -> bool:
-    tokens, logprobs = call.choice.token_ids, call.choice.logprobs
-    whole = bool(call.prompt_token_ids) and bool(tokens) and len(tokens) == len(logprobs)
-    return whole and all(map(math.isfinite, logprobs))
+def _can_train(call: Call) -> bool:
+    return has_tokens(call.prompt_token_ids, call.choice) and all(map(math.isfinite, call.choice.logprobs))
 
 
 def _conclusion(evaluated: Evaluated) -> tuple[Outcome, float, str]:

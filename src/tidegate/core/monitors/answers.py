@@ -111,12 +111,8 @@ def _answer(episode: Episode, calls: Sequence[Interaction], release: str, verdic
 def _temperature(calls: Sequence[Interaction]) -> float | None:
     """The temperature at which all calls sampled without any filter, None where there is none."""
     settings = [call.sampling for call in calls]
-    filtered = any(
-        one.top_p < 1.0 or one.top_k > 0 or one.presence_penalty != 0.0 or one.frequency_penalty != 0.0
-        for one in settings
-    )
     temperatures = {one.temperature for one in settings}
-    return temperatures.pop() if not filtered and len(temperatures) == 1 and min(temperatures) > 0.0 else None
+    return temperatures.pop() if len(temperatures) == 1 and all(one.unfiltered for one in settings) else None
 
 
 def _prompt(episode: Episode, calls: Sequence[Interaction]) -> str:

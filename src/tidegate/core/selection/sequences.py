@@ -10,7 +10,7 @@ from tidegate.core.hashing import content_hash
 from tidegate.core.selection.episodes import dropped_episode, episode_kind
 from tidegate.core.selection.sifting import EPISODE, Dropped, Sifted
 from tidegate.core.strategy import episode_cluster
-from tidegate.core.types import Episode, Example, Interaction, Messages, Sampling
+from tidegate.core.types import Choice, Episode, Example, Interaction, Messages
 
 _ROUNDING = 1e-4  # engines state some log-probabilities a little above 0
 
@@ -55,19 +55,16 @@ def token_sequences(
     known = rewards or {}
     for episode in episodes:
         reward = known.get(episode.id)
-        if all(map(has_tokens, episode.interactions)) and episode.interactions:
+        if all(map(_has_tokens, episode.interactions)) and episode.interactions:
             kept.extend(_examples(episode, reward, cluster_of(episode)))
         else:
             dropped.append(dropped_episode(episode, "no_token_ids", reward=reward))
     return Sifted(kept=tuple(kept), dropped=tuple(dropped))
 
 
-def has_tokens(call: Interaction) -> bool:
-    """Whether the engine's tokens of the call's first choice were recorded in full."""
-    if not call.prompt_token_ids or not call.choices:
-        return False
-    choice = call.choices[0]
-    return len(choice.token_ids) > 0 and len(choice.logprobs) == len(choice.token_ids)
+def has_tokens(prompt_token_ids: Sequence[int], choice: Choice) -> bool:
+    """Whether the engine gave the tokens of a prompt and of its answer, each of these with a log-probability."""
+    return len(prompt_token_ids) > 0 and 0 < len(choice.token_ids) == len(choice.logprobs)
 
 
 def prompt_key(example: Example) -> str:
@@ -77,6 +74,10 @@ def prompt_key(example: Example) -> str:
         return _tokens_key(example.token_ids[:first])
     first = example.trained_messages[0] if example.trained_messages else len(example.messages)
     return content_hash({"messages": list(example.messages[:first]), "tools": list(example.tools)})
+
+
+def _has_tokens(call: Interaction) -> bool:
+    return bool(call.choices) and has_tokens(call.prompt_token_ids, call.choices[0])
 
 
 def _tokens_key(tokens: Sequence[int]) -> str:
@@ -127,7 +128,7 @@ class _Sequence:
     @property
     def comparable(self) -> bool:
         """Whether the log-probabilities are those of the distribution that was sampled from."""
-        if not all(_unfiltered(call.sampling) for call in self.calls):
+        if not all(call.sampling.unfiltered for call in self.calls):
             return False
         return all(math.isfinite(logprob) and logprob <= _ROUNDING for logprob in self.logprobs)
 
@@ -141,11 +142,6 @@ def _sequence(calls: Sequence[Interaction]) -> _Sequence:
         made.loss_mask += [0] * len(context) + [1] * len(choice.token_ids)
         made.logprobs += [*(0.0 for _ in context), *choice.logprobs]
     return made
-
-
-def _unfiltered(sampling: Sampling) -> bool:
-    penalised = sampling.presence_penalty or sampling.frequency_penalty
-    return sampling.temperature > 0 and sampling.top_p >= 1 and sampling.top_k <= 0 and not penalised
 
 
 def _said(call: Interaction) -> str:
