@@ -128,6 +128,9 @@ TWO = -torch.ones(2)
         ({"beta": 0.0}, "beta = 0.0 would teach nothing"),
         ({"beta": -0.1}, "beta = -0.1; a finite number"),
         ({"total": 1}, "total = 1 for 2 rows"),
+        ({"weights_B": torch.ones(3)}, "3 weights for 2 losses"),
+        ({"weights_B": torch.tensor([1.0, -1.0])}, "weights_B is -1.0"),
+        ({"weights_B": torch.tensor([math.nan, 1.0])}, "weights_B is nan"),
     ],
 )
 def test_bad_pairs_are_refused(changes: dict[str, Any], message: str) -> None:

@@ -143,11 +143,11 @@ def test_what_stands_in_padding_is_never_read(
 @given(st.integers(0, 1000), st.integers(2, 6), st.data())
 def test_parts_of_preferences_add_up(seed: int, rows: int, data: st.DataObject) -> None:
     sums = -30 * torch.rand(4, rows, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
-    liked = sums[3] > -15
+    liked, weights = sums[3] > -15, sums[2].abs()
     cut = data.draw(st.integers(1, rows - 1))
     calls: list[Callable[[slice], Any]] = [
-        lambda part: dpo(*(values[part] for values in sums), total=rows),
-        lambda part: kto(sums[0][part], sums[1][part], liked[part], total=rows, baseline=1.5),
+        lambda part: dpo(*(values[part] for values in sums), total=rows, weights_B=weights[part]),
+        lambda part: kto(sums[0][part], sums[1][part], liked[part], total=rows, baseline=1.5, weights_B=weights[part]),
     ]
     for call in calls:
         whole, first, second = call(slice(None)), call(slice(0, cut)), call(slice(cut, None))

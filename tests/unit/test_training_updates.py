@@ -230,6 +230,117 @@ def test_dpo_is_the_logistic_loss_of_the_margin(trained: LoraModel, at_once: int
     assert float((gradients - wanted).norm() / wanted.norm()) < 1e-4
 
 
+def sequence_loss(objective: str, new: torch.Tensor, old: torch.Tensor, advantage: float) -> torch.Tensor:
+    """Sum over an answer's tokens, written from the papers."""
+    ratio = (new - old).exp()
+    if objective == "reinforce":
+        return -(ratio.detach().clamp(max=3.0) * advantage * new).sum()
+    if objective == "cispo":
+        return -(ratio.detach().clamp(0.0, 5.0) * advantage * new).sum()
+    low, high = (0.2, 0.2) if objective == "grpo" else (3e-4, 4e-4)
+    if objective == "gspo":
+        ratio = (new - old).mean().exp().expand(len(new))
+    return -torch.minimum(ratio * advantage, ratio.clamp(1 - low, 1 + high) * advantage).sum()
+
+
+def weighted_batch() -> tuple[list[Example], list[float]]:
+    """Examples of unequal weight, and the weights with a mean of 1."""
+    weights = [1.0 + index for index in range(12)]
+    examples = [replace(example, weight=weight) for example, weight in zip(batch(), weights, strict=True)]
+    return examples, [weight * 12 / sum(weights) for weight in weights]
+
+
+@pytest.mark.parametrize("at_once", [10_000, 8])
+@pytest.mark.parametrize("objective", ["sft", "grpo", "reinforce", "gspo", "cispo"])
+def test_the_weight_of_an_example_multiplies_its_loss(trained: LoraModel, objective: str, at_once: int) -> None:
+    examples, weights = weighted_batch()
+    scale = {} if objective == "sft" else {"baseline": "group", "reward_scale": "none"}
+    update, _, _ = update_of(trained, examples, objective=objective, max_tokens_at_once=at_once, **scale)
+
+    def formula(now: list[torch.Tensor], before: list[torch.Tensor]) -> torch.Tensor:
+        advantages = [1.0] * 12 if objective == "sft" else centred(examples)
+        total = torch.zeros((), dtype=torch.float64)
+        for new, old, advantage, weight in zip(now, before, advantages, weights, strict=True):
+            own = -new.sum() if objective == "sft" else sequence_loss(objective, new, old, advantage)
+            total = total + weight * own
+        return total / sum(map(len, now))
+
+    loss, wanted = expected(trained, examples, formula)
+    attend_packed(trained)
+    found, gradients, figures = gradients_of(trained, update)
+    assert found == pytest.approx(loss, rel=1e-4, abs=1e-6)
+    assert float((gradients - wanted).norm() / wanted.norm()) < 1e-3
+    if objective not in ("sft", "reinforce"):
+        assert figures["effective_sample_size"] == pytest.approx(1.0)
+
+
+def test_a_weight_counts_across_steps(trained: LoraModel) -> None:
+    """A step of light examples moves less than one of heavy ones: it is not divided by its own weights."""
+    examples, weights = weighted_batch()
+    choices: tuple[dict[str, Any], ...] = ({}, {"kl_coefficient": 0.5})
+    for settings in choices:
+        update, _, forward = update_of(trained, examples, **settings)
+        parameters, plain = list(trained.tensors.values()), render(trained, batch())
+        even, _ = prepare_update(forward, batch(), plain, parameters, TrainingSettings(**settings))
+        shake(trained, seed=17, scale=0.05)
+        for index in (0, 11):
+            pulls: list[torch.Tensor] = []
+            for one in (update, even):
+                trained.model.zero_grad(set_to_none=True)
+                one.gradients([one.units[index]])
+                pulls.append(gradient(trained))
+            assert float(pulls[0].norm() / pulls[1].norm()) == pytest.approx(weights[index], rel=1e-4)
+
+
+@pytest.mark.parametrize("objective", ["sft", "grpo", "dpo", "kto"])
+def test_one_weight_for_all_changes_nothing(trained: LoraModel, objective: str) -> None:
+    pulls: list[torch.Tensor] = []
+    for weight in (1.0, 0.3):
+        update, _, _ = update_of(trained, [replace(e, weight=weight) for e in batch()], objective=objective)
+        pulls.append(gradients_of(trained, update)[1])
+    assert float((pulls[0] - pulls[1]).norm() / pulls[0].norm()) < 1e-6
+
+
+@pytest.mark.parametrize("at_once", [10_000, 6])
+def test_a_pair_weighs_the_mean_of_its_answers(trained: LoraModel, at_once: int) -> None:
+    weights = (1.0, 3.0, 0.5, 0.3)
+    plain = [answer(0, 0), answer(0, 1), answer(1, 1), answer(1, 0)]
+    examples = [replace(example, weight=weight) for example, weight in zip(plain, weights, strict=True)]
+    update, _, _ = update_of(trained, examples, objective="dpo", max_tokens_at_once=at_once)
+
+    def formula(now: list[torch.Tensor], old: list[torch.Tensor]) -> torch.Tensor:
+        change = [new.sum() - before.sum() for new, before in zip(now, old, strict=True)]
+        margins = torch.stack([change[0] - change[1], change[2] - change[3]])
+        shares = torch.tensor([2.0, 0.4]).double() / 1.2
+        return -(shares * torch.nn.functional.logsigmoid(0.1 * margins)).mean()
+
+    loss, wanted = expected(trained, examples, formula)
+    attend_packed(trained)
+    found, gradients, _ = gradients_of(trained, update)
+    assert found == pytest.approx(loss, rel=1e-5)
+    assert float((gradients - wanted).norm() / wanted.norm()) < 1e-4
+
+
+@pytest.mark.parametrize("at_once", [10_000, 6])
+def test_a_thumb_weighs_what_its_answer_does(trained: LoraModel, at_once: int) -> None:
+    weights = (1.0, 3.0, 0.5, 0.3)
+    plain = [answer(0, 0), answer(0, 1), answer(2, 1), answer(1, 0)]
+    examples = [replace(example, weight=weight) for example, weight in zip(plain, weights, strict=True)]
+    update, _, _ = update_of(trained, examples, objective="kto", max_tokens_at_once=at_once)
+    found, gradients, _ = gradients_of(trained, update)  # at the start: nothing has moved, the bar is 0
+    trained.base.set_attn_implementation("sdpa")
+    trained.model.zero_grad(set_to_none=True)
+    sums = [token_logprobs(trained, sequence).sum() for sequence in render(trained, examples)]
+    loss = torch.zeros((), dtype=torch.float64)
+    for example, total, weight in zip(examples, sums, weights, strict=True):
+        sign = 1.0 if example.reward == 1.0 else -1.0
+        loss = loss + weight / 1.2 * torch.sigmoid(-0.1 * sign * (total - total.detach())) / 4
+    loss.backward()
+    assert found == pytest.approx(float(loss.detach()), rel=1e-5)
+    wanted = gradient(trained)
+    assert float((gradients - wanted).norm() / wanted.norm()) < 1e-4
+
+
 def test_kto_raises_what_was_liked_and_lowers_what_was_not(trained: LoraModel) -> None:
     examples = [answer(0, 0), answer(0, 1), answer(2, 1), answer(1, 0)]
     update, _, forward = update_of(trained, examples, objective="kto")

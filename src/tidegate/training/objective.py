@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 
 import torch
 
@@ -41,7 +42,7 @@ def prepare_update(
         TrainingError: nothing is left that would change the weights.
     """
     if settings.objective == "sft":
-        return LikelihoodUpdate(forward, sequences, parameters, settings), {}
+        return LikelihoodUpdate(forward, _balanced(sequences), parameters, settings), {}
     left_out: Counter[str] = Counter()
     scored = {example.id: example for example in examples if example.reward is not None}
     kept = _sifted(sequences, scored, "unscored", left_out)
@@ -69,7 +70,9 @@ def _policy(
         )
     groups = {name: example.group for name, example in scored.items() if example.group is not None}
     rewards = {name: example.reward or 0.0 for name, example in scored.items()}
-    return PolicyUpdate(forward, kept, advantages=compared, rewards=rewards, groups=groups, settings=settings)
+    return PolicyUpdate(
+        forward, _balanced(kept), advantages=compared, rewards=rewards, groups=groups, settings=settings
+    )
 
 
 def example_advantages(examples: Sequence[Example], settings: TrainingSettings) -> dict[str, float]:
@@ -108,6 +111,8 @@ def _preferences(
 ) -> PreferenceUpdate:
     parts = Counter(sequence.example_id for sequence in sequences)
     whole = _sifted(sequences, {name for name, count in parts.items() if count == 1}, "in_several_sequences", left_out)
+    if settings.objective == "kto":
+        whole = _balanced(whole)
     right = [sequence for sequence in whole if _is_right(scored[sequence.example_id])]
     wrong = [sequence for sequence in whole if not _is_right(scored[sequence.example_id])]
     if settings.objective == "kto":
@@ -123,7 +128,8 @@ def _preferences(
             f"no prompt has a right and a wrong answer ({len(right)} right, {len(wrong)} wrong): 'dpo' has nothing to "
             "compare. Take more answers to each prompt (rollouts.samples), or training.objective = 'kto'"
         )
-    return PreferenceUpdate.of_pairs(forward, pairs, settings)
+    paired = _balanced([sequence for pair in pairs for sequence in pair])
+    return PreferenceUpdate.of_pairs(forward, list(zip(paired[0::2], paired[1::2], strict=True)), settings)
 
 
 def _is_right(example: Example) -> bool:
@@ -143,6 +149,12 @@ def _pairs(
         if group is not None and losers[group]:
             pairs.append((sequence, losers[group].pop(0)))
     return pairs
+
+
+def _balanced(sequences: Sequence[TrainingSequence]) -> list[TrainingSequence]:
+    """The sequences of a run with a mean weight of 1: only how weights compare may count, not how large they are."""
+    mean = sum(sequence.weight for sequence in sequences) / max(1, len(sequences))
+    return [replace(sequence, weight=sequence.weight / mean) for sequence in sequences]
 
 
 def _sifted(

@@ -10,7 +10,7 @@ import torch
 from torch.nn.utils.rnn import pad_sequence
 
 from tidegate.config.settings import TrainingSettings
-from tidegate.core.objectives.off_policy import truncated_importance
+from tidegate.core.objectives.off_policy import effective_sample_size, truncated_importance
 from tidegate.core.objectives.policy import PolicyLoss, cispo, grpo, gspo, reinforce
 from tidegate.core.objectives.rows import Aggregation
 from tidegate.training.forward import Forward
@@ -25,7 +25,8 @@ class PolicyUpdate:
 
     The policy that the update starts from is the old one of the ratio and the reference of the KL; its
     log-probabilities are computed once, before the first step, or in it when there is no other. Where serving recorded
-    those of the policy that sampled, truncated importance weights make up for the difference.
+    those of the policy that sampled, truncated importance weights make up for the difference. An example's own weight
+    multiplies the losses of its tokens, divergence included.
     """
 
     def __init__(
@@ -72,6 +73,7 @@ class PolicyUpdate:
             max_length=self._settings.max_length,
         )
         parts: list[PolicyLoss] = []
+        importance: list[torch.Tensor] = []
         loss, nodes = 0.0, 0
         entropy = Mean()
         for row in self._forward.parts(members, max_nodes=self._settings.max_tokens_at_once):
@@ -80,14 +82,25 @@ class PolicyUpdate:
             logprobs = self._forward.logprobs(row, logits)
             if not self._start.keys() >= set(row.sequences):
                 self._start |= _by_sequence(row, logprobs.detach())
-            part = self._loss(row, logprobs, aggregation)
+            of_row = [
+                self._importance(sequence, logprobs.detach()[torch.tensor(made)].clamp(max=0.0))
+                for sequence, made in zip(row.sequences, row.occurrences, strict=True)
+            ]
+            part = self._loss(row, logprobs, of_row, aggregation)
             part.loss.backward()  # pyright: ignore[reportUnknownMemberType]
             loss += float(part.loss.detach())
             nodes += len(row.token_ids)
             parts.append(part)
-        return StepFigures(loss=loss, nodes=nodes, figures=self._figures(parts, members, entropy))
+            importance.extend(of_row)
+        return StepFigures(loss=loss, nodes=nodes, figures=self._figures(parts, members, importance, entropy))
 
-    def _loss(self, row: Pack, logprobs_K: torch.Tensor, aggregation: Aggregation) -> PolicyLoss:  # noqa: N803
+    def _loss(
+        self,
+        row: Pack,
+        logprobs_K: torch.Tensor,  # noqa: N803
+        importance: Sequence[torch.Tensor],
+        aggregation: Aggregation,
+    ) -> PolicyLoss:
         settings = self._settings
         places_B_T = _padded([torch.tensor(made) for made in row.occurrences], 0)  # noqa: N806
         lengths = torch.tensor([len(made) for made in row.occurrences])
@@ -100,11 +113,7 @@ class PolicyUpdate:
             "advantages": torch.tensor([self._advantages[sequence.example_id] for sequence in row.sequences]),
             "aggregation": aggregation,
             "importance_B_T": _padded(
-                [
-                    self._importance(sequence, logprobs_K.detach()[torch.tensor(made)].clamp(max=0.0))
-                    for sequence, made in zip(row.sequences, row.occurrences, strict=True)
-                ],
-                1.0,
+                [sequence.weight * own for sequence, own in zip(row.sequences, importance, strict=True)], 1.0
             ),
             "beta": settings.kl_coefficient,
             "reference_B_T": old_B_T,
@@ -138,17 +147,20 @@ class PolicyUpdate:
         return found
 
     def _figures(
-        self, parts: Sequence[PolicyLoss], members: Sequence[TrainingSequence], entropy: Mean
+        self,
+        parts: Sequence[PolicyLoss],
+        members: Sequence[TrainingSequence],
+        importance: Sequence[torch.Tensor],
+        entropy: Mean,
     ) -> dict[str, float]:
         tokens = sum(part.tokens for part in parts)
-        weights = sum(part.importance_sum for part in parts)
-        squares = sum(part.importance_square_sum for part in parts)
+        weights = torch.cat(list(importance)).double()
         return {
             "entropy": entropy.value,
             "kl": sum(part.reference_kl_sum or 0.0 for part in parts) / tokens,
             "clip_fraction": sum(part.clipped_tokens for part in parts) / tokens,
             "ratio": sum(part.ratio_sum for part in parts) / tokens,
-            "effective_sample_size": weights**2 / squares / tokens if squares > 0 else 0.0,
+            "effective_sample_size": float(effective_sample_size(weights)) / tokens if bool(weights.any()) else 0.0,
             "reward": sum(self._rewards[sequence.example_id] for sequence in members) / len(members),
             "length": mean_length(members),
         }

@@ -14,7 +14,7 @@ from tidegate.training.updates import Mean, StepFigures, Unit, mean_length, meas
 
 
 class PreferenceUpdate:
-    """``dpo`` on pairs or ``kto`` on single answers.
+    """``dpo`` on pairs, each by the mean weight of its two examples, or ``kto`` on single answers, each by its own.
 
     The loss of a batch depends on sums over whole answers of several sequences at once. So each step computes these
     sums first, then how the loss changes with each of them, and then adds up the gradients row by row with these
@@ -98,14 +98,19 @@ class PreferenceUpdate:
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """The batch's loss, and by how much each answer is preferred as it should be, in units of reward."""
         beta = self._settings.preference_beta
+        weights = torch.tensor([sequence.weight for sequence in members])
         change = beta * (now - before).detach()
         if self._settings.objective == "dpo":
-            pairs = dpo(now[0::2], now[1::2], before[0::2], before[1::2], total=len(members) // 2, beta=beta)
+            pairs = dpo(
+                now[0::2], now[1::2], before[0::2], before[1::2], total=len(members) // 2, beta=beta,
+                weights_B=(weights[0::2] + weights[1::2]) / 2,
+            )  # fmt: skip
             return pairs.loss, change[0::2] - change[1::2]
         right = torch.tensor([sequence in self._right for sequence in members])
         thumbs = kto(
             now, before, right, total=len(members), baseline=self._kto_baseline(members), beta=beta,
             desirable_weight=self._weight_of(len(self._right)), undesirable_weight=self._weight_of(self._wrong),
+            weights_B=weights,
         )  # fmt: skip
         return thumbs.loss, change * torch.where(right, 1.0, -1.0)
 

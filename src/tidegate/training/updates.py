@@ -85,10 +85,12 @@ class Start:
 
 
 class LikelihoodUpdate:
-    """``sft``: likelihood of the trained tokens, each example by its weight.
+    """``sft``: likelihood of the trained tokens, each token by its example's weight.
 
-    With a KL coefficient the divergence of the whole next-token distribution from that of the start,
-    KL(now || start), is added at the same tokens with the same weights: a smaller change where nothing asks for one.
+    A step is divided by its trained tokens, not by their weights: light examples move less than heavy ones also where
+    they come in different steps. With a KL coefficient the divergence of the whole next-token distribution from that of
+    the start, KL(now || start), is added at the same tokens with the same weights: a smaller change where nothing asks
+    for one.
     """
 
     def __init__(
@@ -108,11 +110,11 @@ class LikelihoodUpdate:
     def gradients(self, batch: Sequence[Unit]) -> StepFigures:
         """Add up the batch's gradients part by part."""
         members = [sequence for unit in batch for sequence in unit]
-        total = sum(sequence.weight * sequence.trained for sequence in members)
+        tokens = sum(sequence.trained for sequence in members)
         loss, nodes, kl = 0.0, 0, 0.0
         entropy = Mean()
         for row in self._forward.parts(members, max_nodes=self._settings.max_tokens_at_once):
-            part, divergence = self._loss(row, total, entropy)
+            part, divergence = self._loss(row, tokens, entropy)
             part.backward()  # pyright: ignore[reportUnknownMemberType]
             loss += float(part.detach())
             kl += divergence
@@ -122,7 +124,7 @@ class LikelihoodUpdate:
             figures["kl"] = kl
         return StepFigures(loss=loss, nodes=nodes, figures=figures)
 
-    def _loss(self, row: Pack, total: float, entropy: Mean) -> tuple[torch.Tensor, float]:
+    def _loss(self, row: Pack, tokens: int, entropy: Mean) -> tuple[torch.Tensor, float]:
         """The row's share of the loss, and of the divergence in nats a token."""
         before: torch.Tensor | None = None
         if self._start is not None:
@@ -130,10 +132,10 @@ class LikelihoodUpdate:
                 before = self._forward.logits(row)
         logits, weights = self._forward.logits(row), torch.tensor(row.weights)
         measure_entropy(logits, entropy)
-        loss = weighted_nll(logits, torch.tensor(row.targets), weights, total_weight=total)
+        loss = weighted_nll(logits, torch.tensor(row.targets), weights, total_weight=tokens)
         if before is None:
             return loss, 0.0
-        divergence = (exact_kl(logits, before) * weights).sum() / total
+        divergence = (exact_kl(logits, before) * weights).sum() / tokens
         return loss + self._settings.kl_coefficient * divergence, float(divergence.detach())
 
 

@@ -2,7 +2,7 @@
 
 Both take log-probabilities of whole answers: the sum over an answer's trained tokens, under the policy and under the
 frozen reference. ``total`` is the number of pairs or answers of the whole batch, so that the losses and gradients of
-its parts add up to those of the whole.
+its parts add up to those of the whole. ``weights_B`` multiply the losses of single pairs or answers.
 """
 
 # ruff: noqa: N803, N806 - shape suffixes are upper case
@@ -54,6 +54,7 @@ def dpo(
     *,
     total: int,
     beta: float = 0.1,
+    weights_B: torch.Tensor | None = None,
 ) -> PairLoss:
     """DPO, ``-log sigmoid(beta (log pi(c)/ref(c) - log pi(r)/ref(r)))`` for chosen c and rejected r.
 
@@ -67,6 +68,7 @@ def dpo(
         reference_rejected_B: the worse ones under the reference; no gradient either.
         total: pairs in the whole batch, >= B.
         beta: how much moving away from the reference costs, > 0.
+        weights_B: of the pairs, shape (B,), finite and >= 0; 1 where none are given.
 
     Raises:
         ValueError: shapes do not fit, a log-probability is not finite or above 0, or a setting is outside its range.
@@ -80,7 +82,7 @@ def dpo(
     rejected_reward_B = beta * _log_ratio(rejected_B, reference_rejected_B, "rejected_B")
     margin_B = chosen_reward_B - rejected_reward_B
     return PairLoss(
-        loss=-F.logsigmoid(margin_B).sum() / total,
+        loss=-(_weights(weights_B, margin_B) * F.logsigmoid(margin_B)).sum() / total,
         pairs=len(margin_B),
         correct=int((margin_B > 0).sum()),
         chosen_reward_sum=float(chosen_reward_B.detach().double().sum()),
@@ -98,6 +100,7 @@ def kto(
     beta: float = 0.1,
     desirable_weight: float = 1.0,
     undesirable_weight: float = 1.0,
+    weights_B: torch.Tensor | None = None,
 ) -> ThumbLoss:
     """KTO: how far an answer's log-ratio r = log pi - log reference lies on the right side of the KL baseline z.
 
@@ -114,6 +117,7 @@ def kto(
         beta: how much moving away from the reference costs, > 0.
         desirable_weight: w+ > 0; choose it so that w+ n+ and w- n- are about equal where thumbs are unbalanced.
         undesirable_weight: w- > 0.
+        weights_B: of the single answers, shape (B,), finite and >= 0; 1 where none are given.
 
     Raises:
         ValueError: shapes or types do not fit, a log-probability is not finite or above 0, or a setting is outside
@@ -137,7 +141,7 @@ def kto(
     liked = int(desirable_B.sum())
     return ThumbLoss(
         # 1 - sigmoid(x) is sigmoid(-x), which keeps its digits where the value is large.
-        loss=(weight_B * torch.sigmoid(-value_B)).sum() / total,
+        loss=(weight_B * _weights(weights_B, value_B) * torch.sigmoid(-value_B)).sum() / total,
         desirable=liked,
         undesirable=len(policy_B) - liked,
         desirable_reward_sum=float(reward_B[desirable_B].sum()),
@@ -164,6 +168,16 @@ def kto_baseline(policy_B: torch.Tensor, reference_B: torch.Tensor) -> float:
     Source: Ethayarajh et al. (2024), section 4.1.
     """
     return max(0.0, float(_log_ratio(policy_B.detach(), reference_B, "policy_B").double().mean()))
+
+
+def _weights(weights_B: torch.Tensor | None, like_B: torch.Tensor) -> torch.Tensor:
+    """Checked weights in the type of the losses; 1 where none are given."""
+    if weights_B is None:
+        return torch.ones_like(like_B)
+    if weights_B.shape != like_B.shape:
+        raise ValueError(f"{len(weights_B)} weights for {len(like_B)} losses; one for each is expected")
+    refuse(weights_B, ~(torch.isfinite(weights_B) & (weights_B >= 0)), "weights_B", "finite weights >= 0 are accepted")
+    return weights_B.detach().to(like_B.dtype)
 
 
 def _refuse_settings(beta: float, total: int, rows: int) -> None:

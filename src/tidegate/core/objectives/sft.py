@@ -25,7 +25,8 @@ def weighted_nll(
         logits_K_V: scores before the softmax, only where a token is trained, shape (K, V); any float type.
         targets_K: token ids, shape (K,), int64 in [0, V).
         weights_K: weights >= 0, shape (K,).
-        total_weight: sum of the weights over the whole batch, > 0.
+        total_weight: what the sum is divided by, > 0; one number for the whole batch: its trained tokens where the
+            weights average 1 over a run, or the sum of its weights.
 
     Returns:
         A float32 scalar (float64 for float64 logits) in nats.
