@@ -9,15 +9,18 @@ from typing import Any
 
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 
+from tidegate.config.settings import TrainingSettings
 from tidegate.core.errors import TrainingError
 from tidegate.core.types import JsonObject
 from tidegate.training.checkpoint import FILE, FOLDER, job_fingerprint
 from tidegate.training.examples import render_example
-from tidegate.training.forward import prepare_forward
 from tidegate.training.job import TrainingJob, TrainingReport
-from tidegate.training.memory import memory_bound, require_memory
+from tidegate.training.memory import MemoryBound, memory_bound, require_memory, widest_row
 from tidegate.training.model import load_model
+from tidegate.training.packing import TrainingSequence, micro_batches, pack
 from tidegate.training.run import train
 from training_fixtures import agent_example, tiny_job, token_example
 
@@ -142,8 +145,14 @@ def test_memory_is_stated_before_the_first_step_and_refused_when_it_is_not_there
     report, events = run(job_of(tmp_path), tmp_path / "adapter")
     assert events[0]["plan"]["memory_bound_bytes"] == report.memory_bound
     assert (report.memory_bound or 0) > 400 << 20
-    monkeypatch.setattr("tidegate.training.run.available_memory_bytes", lambda: 300 << 20)
-    with pytest.raises(TrainingError, match=r"needs up to 0\.4 GiB, 0\.3 GiB are free; lower training\.max_tokens"):
+    monkeypatch.setattr("tidegate.training.run.available_memory_bytes", lambda: 50 << 20)  # the whole is above that
+    assert run(job_of(tmp_path), tmp_path / "fits")[0].memory_bound == report.memory_bound
+    monkeypatch.setattr("tidegate.training.run.available_memory_bytes", lambda: 1 << 10)
+    monkeypatch.setattr("tidegate.training.run.prepare_update", None)  # refused before anything is computed
+    says = (
+        r"needs up to 0\.00 GiB beside the loaded model \(0\.39 GiB in all\), 0\.00 GiB are free; lower training\.max_t"
+    )
+    with pytest.raises(TrainingError, match=says):
         run(job_of(tmp_path), tmp_path / "refused")
     assert not (tmp_path / "refused").exists()
 
@@ -151,12 +160,61 @@ def test_memory_is_stated_before_the_first_step_and_refused_when_it_is_not_there
 def test_the_bound_grows_with_what_is_computed_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     trained = load_model(tiny_job(tmp_path))
     sequences = [s for n in range(4) for s in render_example(trained.tokenizer, agent_example(n))]
-    forward = prepare_forward(trained.base, trained.model, sequences)
-    small = memory_bound(trained, forward.parts(sequences, max_nodes=10), checkpointing=False)
-    large = memory_bound(trained, forward.parts(sequences, max_nodes=10_000), checkpointing=False)
-    lean = memory_bound(trained, forward.parts(sequences, max_nodes=10_000), checkpointing=True)
-    assert (small or 0) < (large or 0) > (lean or 0) > 0
+
+    def bound(*, packed: bool = True, **settings: Any) -> MemoryBound:
+        found = memory_bound(trained, sequences, TrainingSettings(**settings), packed=packed)
+        assert found is not None
+        return found
+
+    adapter = 4 * trained.trainable_parameters
+    base = sum(parameter.numel() * parameter.element_size() for parameter in trained.base.parameters())
+    large = bound()
+    assert large.total == large.ahead + base + adapter + (400 << 20)
+    assert bound(max_tokens_at_once=10).ahead < large.ahead > bound(gradient_checkpointing=True).ahead
+    assert bound(packed=False) == bound(max_tokens_at_once=1, batch_size=1)
+    vocabulary, (_, predictions) = (
+        trained.base.config.vocab_size,
+        widest_row(sequences, TrainingSettings(), packed=True),
+    )
+    held = bound(kl_coefficient=0.1).ahead - large.ahead
+    assert held == adapter + 9 * 4 * vocabulary * predictions
+    assert bound(objective="grpo", kl_coefficient=0.1) == bound(objective="grpo")
+    assert bound(batch_size=1, max_tokens_at_once=1, checkpoint_steps=0, rank=4).ahead > 3 * adapter
     monkeypatch.setattr(type(trained.base.config), "get_text_config", lambda *_, **__: SimpleNamespace(vocab_size=9))
-    assert memory_bound(trained, forward.parts(sequences, max_nodes=10), checkpointing=False) is None
+    assert memory_bound(trained, sequences, TrainingSettings(), packed=True) is None
     require_memory(None, 1)
     require_memory(large, None)
+    require_memory(large, large.ahead)
+    with pytest.raises(TrainingError):
+        require_memory(large, large.ahead - 1)
+
+
+TOKENS = st.integers(0, 3)
+
+
+@st.composite
+def training_sequences(draw: st.DrawFn) -> TrainingSequence:
+    prompt = draw(st.lists(TOKENS, min_size=1, max_size=6))
+    answer = draw(st.lists(st.tuples(TOKENS, st.integers(0, 1)), max_size=5))
+    mask = [*[0] * len(prompt), 1, *(trained for _, trained in answer)]
+    tokens = [*prompt, draw(TOKENS), *(token for token, _ in answer)]
+    return TrainingSequence(example_id="e", token_ids=tuple(tokens), loss_mask=tuple(mask), weight=1.0)
+
+
+@given(st.lists(training_sequences(), min_size=1, max_size=8), st.integers(1, 20), st.integers(1, 4), st.data())
+def test_no_row_of_any_step_is_wider_than_the_bound(
+    sequences: list[TrainingSequence], at_once: int, batch_size: int, data: st.DataObject
+) -> None:
+    for objective, most in (("sft", batch_size), ("grpo", len(sequences)), ("kto", len(sequences))):
+        settings = TrainingSettings.model_validate(
+            {"objective": objective, "max_tokens_at_once": at_once, "batch_size": batch_size}
+        )
+        nodes, predictions = widest_row(sequences, settings, packed=True)
+        step = data.draw(st.permutations(sequences))[:most]
+        parts = [pack(part) for part in micro_batches(step, max_nodes=at_once)]
+        assert max(len(row.token_ids) for row in parts) <= nodes
+        assert max(len(row.targets) for row in parts) <= predictions
+        alone = widest_row(sequences, settings, packed=False)
+        singles = [pack([sequence]) for sequence in step]
+        assert max(len(row.token_ids) for row in singles) <= alone[0]
+        assert max(len(row.targets) for row in singles) <= alone[1]

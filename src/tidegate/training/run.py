@@ -14,10 +14,10 @@ from tidegate.machine import available_memory_bytes
 from tidegate.training.adapter_files import largest_b, write_adapter
 from tidegate.training.checkpoint import checkpoint_of
 from tidegate.training.examples import read_examples, render_example
-from tidegate.training.forward import Forward, prepare_forward
+from tidegate.training.forward import prepare_forward
 from tidegate.training.job import TrainingJob, TrainingReport
 from tidegate.training.loop import Emit, LoopResult, run_loop, units_a_step
-from tidegate.training.memory import memory_bound, require_memory
+from tidegate.training.memory import MemoryBound, memory_bound, require_memory
 from tidegate.training.model import LoraModel, base_fingerprint, load_model
 from tidegate.training.objective import prepare_update
 from tidegate.training.packing import TrainingSequence
@@ -46,9 +46,11 @@ def train(job: TrainingJob, staging: Path, *, emit: Emit, clock: Callable[[], fl
     _require_vocabulary(trained, kept)
     before = base_fingerprint(trained)
     forward = prepare_forward(trained.base, trained.model, kept)
+    bound = memory_bound(trained, kept, job.training, packed=forward.packed)
+    require_memory(bound, available_memory_bytes())
     update, left_out = prepare_update(forward, examples, kept, list(trained.tensors.values()), job.training)
     dropped |= left_out
-    bound = _state_plan(job, trained, forward, update, emit)
+    _state_plan(job, update, bound, emit)
     checkpoint = checkpoint_of(job)
     result = run_loop(job, update, trained.tensors, checkpoint, emit=emit, clock=clock)
     effective = _effective(job, trained, result, update, packed=forward.packed)
@@ -73,7 +75,7 @@ def train(job: TrainingJob, staging: Path, *, emit: Emit, clock: Callable[[], fl
         losses=result.losses,
         grad_norms=result.grad_norms,
         series=result.series,
-        memory_bound=bound,
+        memory_bound=None if bound is None else bound.total,
         resumed_at=result.resumed_at,
         seconds=clock() - started,
         trainable_parameters=trained.trainable_parameters,
@@ -92,28 +94,18 @@ def select_sequences(
     return kept, {"too_long": len(trained) - len(kept), "untrained": len(sequences) - len(trained)}
 
 
-def _state_plan(job: TrainingJob, trained: LoraModel, forward: Forward, update: Update, emit: Emit) -> int | None:
-    """Say what the run will take before it starts; returns the memory bound in bytes."""
-    settings = job.training
-    largest = sorted(update.units, key=lambda unit: sum(map(_length, unit)))[-settings.batch_size :]
-    members = [sequence for unit in largest for sequence in unit]
-    rows = forward.parts(members, max_nodes=settings.max_tokens_at_once)
-    bound = memory_bound(trained, rows, checkpointing=settings.gradient_checkpointing)
+def _state_plan(job: TrainingJob, update: Update, bound: MemoryBound | None, emit: Emit) -> None:
+    """Say what the run will take before its first step."""
+    tokens = sum(len(sequence.token_ids) for unit in update.units for sequence in unit)
     emit(
         {
             "plan": {
                 "sequences": sum(map(len, update.units)),
-                "tokens": settings.epochs * sum(_length(sequence) for unit in update.units for sequence in unit),
-                "memory_bound_bytes": bound,
+                "tokens": job.training.epochs * tokens,
+                "memory_bound_bytes": None if bound is None else bound.total,
             }
         }
     )
-    require_memory(bound, available_memory_bytes())
-    return bound
-
-
-def _length(sequence: TrainingSequence) -> int:
-    return len(sequence.token_ids)
 
 
 def _require_vocabulary(trained: LoraModel, sequences: Sequence[TrainingSequence]) -> None:
