@@ -88,6 +88,7 @@ class SmallAgent:
             output_root=self._folder / "adapters",
             threads=0,
             seed=seed,
+            success_threshold=CurationSettings().success_threshold,
         )
         return run_training(job, timeout_s=_TIMEOUT_S, on_progress=lambda _: None).adapter
 

@@ -78,6 +78,7 @@ def tiny_job(folder: Path, *, examples: Iterable[Example] | None = None, **chang
         "output_root": folder / "adapters",
         "threads": 1,
         "seed": 0,
+        "success_threshold": 1.0,
     }
     return TrainingJob(training=TrainingSettings(**settings), **{**fields, **changes})
 

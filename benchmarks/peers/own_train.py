@@ -27,6 +27,7 @@ with tempfile.TemporaryDirectory() as folder:
     job = TrainingJob(
         examples=Path(data), base_model=Path(model), base_sha256="b" * 64, initial_adapter=None, training=settings,
         manifest_hash=None, parent_sha256=None, output_root=Path(folder), threads=0, seed=0,
+        success_threshold=1.0,
     )  # fmt: skip
     make_deterministic(job.compute_threads)
     times: list[float] = []

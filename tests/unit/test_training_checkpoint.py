@@ -21,6 +21,7 @@ from tidegate.training.job import TrainingJob, TrainingReport
 from tidegate.training.memory import MemoryBound, memory_bound, require_memory, widest_row
 from tidegate.training.model import load_model
 from tidegate.training.packing import TrainingSequence, micro_batches, pack
+from tidegate.training.preference_update import _foreign_answers, _prompt
 from tidegate.training.run import train
 from training_fixtures import agent_example, tiny_job, token_example
 
@@ -214,6 +215,11 @@ def test_no_row_of_any_step_is_wider_than_the_bound(
         parts = [pack(part) for part in micro_batches(step, max_nodes=at_once)]
         assert max(len(row.token_ids) for row in parts) <= nodes
         assert max(len(row.targets) for row in parts) <= predictions
+        if objective == "kto" and len({_prompt(sequence) for sequence in sequences}) > 1:
+            foreign = list(_foreign_answers(sequences, max_length=settings.max_length).values())
+            rows = [pack(part) for part in micro_batches(foreign, max_nodes=at_once)]
+            assert max(len(row.token_ids) for row in rows) <= nodes
+            assert max(len(row.targets) for row in rows) <= predictions
         alone = widest_row(sequences, settings, packed=False)
         singles = [pack([sequence]) for sequence in step]
         assert max(len(row.token_ids) for row in singles) <= alone[0]

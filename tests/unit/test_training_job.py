@@ -27,6 +27,7 @@ def job(folder: Path) -> TrainingJob:
         output_root=folder / "out",
         threads=0,
         seed=5,
+        success_threshold=0.8,
     )
 
 

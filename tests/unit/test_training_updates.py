@@ -71,12 +71,15 @@ def render(model: LoraModel, examples: Sequence[Example]) -> list[TrainingSequen
 
 
 def update_of(model: LoraModel, examples: Sequence[Example], **settings: Any) -> Any:
+    threshold = settings.pop("success_threshold", 1.0)
     chosen = TrainingSettings(**{"batch_size": 64, **settings})
     sequences = render(model, examples)
     model.base.set_attn_implementation("sdpa")
     forward = prepare_forward(model.base, model.model, sequences)
     assert forward.packed
-    update, left_out = prepare_update(forward, examples, sequences, list(model.tensors.values()), chosen)
+    update, left_out = prepare_update(
+        forward, examples, sequences, list(model.tensors.values()), chosen, success_threshold=threshold
+    )
     return update, left_out, forward
 
 
@@ -281,7 +284,9 @@ def test_a_weight_counts_across_steps(trained: LoraModel) -> None:
     for settings in choices:
         update, _, forward = update_of(trained, examples, **settings)
         parameters, plain = list(trained.tensors.values()), render(trained, batch())
-        even, _ = prepare_update(forward, batch(), plain, parameters, TrainingSettings(**settings))
+        even, _ = prepare_update(
+            forward, batch(), plain, parameters, TrainingSettings(**settings), success_threshold=1.0
+        )
         shake(trained, seed=17, scale=0.05)
         for index in (0, 11):
             pulls: list[torch.Tensor] = []
@@ -339,6 +344,45 @@ def test_a_thumb_weighs_what_its_answer_does(trained: LoraModel, at_once: int) -
     assert found == pytest.approx(float(loss.detach()), rel=1e-5)
     wanted = gradient(trained)
     assert float((gradients - wanted).norm() / wanted.norm()) < 1e-4
+
+
+@pytest.mark.parametrize("at_once", [10_000, 1])
+def test_the_bar_of_kto_comes_from_answers_to_other_prompts(trained: LoraModel, at_once: int) -> None:
+    examples = [answer(0, 0), answer(0, 3), answer(0, 1), answer(1, 0)]  # two right ones, two wrong ones
+    # The next answer to another prompt, from the first on.
+    foreign = [
+        token_example((*PROMPTS[prompt], *ANSWERS[number]), trained=len(ANSWERS[number]))
+        for prompt, number in ((0, 0), (0, 0), (0, 0), (1, 0))
+    ]
+    update, _, _ = update_of(trained, examples, objective="kto", max_tokens_at_once=at_once, preference_beta=0.5)
+
+    def formula(now: list[torch.Tensor], old: list[torch.Tensor]) -> torch.Tensor:
+        change = torch.stack([new.sum() - before.sum() for new, before in zip(now, old, strict=True)])
+        bar = change[4:].mean().detach()
+        assert float(bar) > 0.01
+        return torch.sigmoid(-0.5 * (change[:4] - bar) * torch.tensor([1.0, 1.0, -1.0, -1.0])).mean()
+
+    loss, wanted = expected(trained, [*examples, *foreign], formula)
+    attend_packed(trained)
+    found, gradients, _ = gradients_of(trained, update)
+    assert found == pytest.approx(loss, rel=1e-5)
+    assert float((gradients - wanted).norm() / wanted.norm()) < 1e-4
+    if at_once == 1:  # every row a sequence of its own: two passes over the answers, one over the foreign ones
+        inputs = [sequence.input_length for sequence in render(trained, [*examples, *foreign])]
+        assert update.gradients(update.units).nodes == 2 * sum(inputs[:4]) + sum(inputs[4:])
+
+
+def test_what_no_foreign_answer_fits_behind_sets_no_bar(trained: LoraModel) -> None:
+    examples = [answer(2, 3), answer(0, 1), answer(1, 0)]
+    examples[0] = replace(examples[0], reward=1.0)
+    update, _, _ = update_of(trained, examples, objective="kto", max_length=8)
+    assert update.effective["without_foreign_answer"] == 0
+    longer = replace(examples[0], token_ids=(30, 31, *range(50, 56)), loss_mask=(0, 0, *[1] * 6))
+    update, _, _ = update_of(trained, [longer, answer(0, 1)], objective="kto", max_length=8)
+    assert update.effective["without_foreign_answer"] == 1  # the short answer fits behind the short prompt only
+    assert all(len(sequence.token_ids) <= 8 for sequence in update._foreign.values())
+    alone = update.gradients([unit for unit in update.units if unit[0].example_id == "p0a1"])
+    assert alone.loss == pytest.approx(0.5, rel=1e-4)
 
 
 def test_kto_raises_what_was_liked_and_lowers_what_was_not(trained: LoraModel) -> None:
@@ -418,8 +462,14 @@ def test_answers_that_tell_nothing_are_counted(trained: LoraModel) -> None:
         ({"objective": "grpo"}, [answer(0, n, reward=1.0) for n in range(4)], "4 as_expected.*'slice'"),
         ({"objective": "grpo"}, [answer(p, 0) for p in range(3)], "3 without_comparison"),
         ({"objective": "grpo"}, [answer(0, n, reward=None) for n in range(4)], "4 unscored"),
-        ({"objective": "dpo"}, [answer(0, 0), answer(1, 0)], "no prompt has a right and a wrong answer"),
+        ({"objective": "dpo"}, [answer(0, 0), answer(1, 0)], "no prompt has two answers of unequal reward"),
         ({"objective": "kto"}, [answer(0, 0), answer(0, 3)], "2 right and 0 wrong"),
+        ({"objective": "kto"}, [answer(0, 0), answer(0, 1)], "all 2 answers belong to one prompt"),
+        (
+            {"objective": "kto", "max_length": 6},
+            [answer(0, 0), answer(1, 0)],
+            "no answer fits behind another prompt within training.max_length = 6",
+        ),
     ],
 )
 def test_an_update_that_would_change_nothing_is_an_error(
@@ -427,6 +477,29 @@ def test_an_update_that_would_change_nothing_is_an_error(
 ) -> None:
     with pytest.raises(TrainingError, match=says):
         update_of(trained, examples, **settings)
+
+
+def test_pairs_are_of_the_best_with_the_worst_of_a_group(trained: LoraModel) -> None:
+    rewards = (0.9, 0.2, 0.6, 0.4)
+    examples = [answer(0, number, reward=reward) for number, reward in enumerate(rewards)]
+    update, left_out, _ = update_of(trained, [*examples, answer(1, 0, reward=0.3)], objective="dpo")
+    assert [[sequence.example_id for sequence in unit] for unit in update.units] == [["p0a0", "p0a1"], ["p0a2", "p0a3"]]
+    assert left_out == {"unpaired": 1}
+    update, left_out, _ = update_of(trained, [answer(0, n, reward=min(0.5, r)) for n, r in enumerate(rewards)],
+                                    objective="dpo")  # fmt: skip
+    assert [[sequence.example_id for sequence in unit] for unit in update.units] == [["p0a0", "p0a1"], ["p0a2", "p0a3"]]
+    update, left_out, _ = update_of(trained, [answer(0, n, reward=r) for n, r in enumerate((0.7, 0.7, 0.7, 0.1))],
+                                    objective="dpo")  # fmt: skip
+    assert [[sequence.example_id for sequence in unit] for unit in update.units] == [["p0a0", "p0a3"]]
+    assert left_out == {"unpaired": 2}
+
+
+@pytest.mark.parametrize(("threshold", "right"), [(1.0, 1), (0.7, 2), (0.5, 3)])
+def test_the_threshold_of_curation_says_what_kto_likes(trained: LoraModel, threshold: float, right: int) -> None:
+    examples = [answer(0, 0, reward=1.0), answer(0, 1, reward=0.7), answer(1, 2, reward=0.5), answer(1, 3, reward=0.1)]
+    update, _, _ = update_of(trained, examples, objective="kto", success_threshold=threshold)
+    assert (update.effective["right"], update.effective["wrong"]) == (right, 4 - right)
+    assert update.effective["success_threshold"] == threshold
 
 
 def test_one_answer_a_prompt_learns_from_earlier_ones_of_its_kind(trained: LoraModel) -> None:

@@ -108,6 +108,7 @@ def train_demonstrations(settings: Settings, path: Path, *, say: Callable[[str],
             output_root=directory.adapters,
             threads=settings.model.threads,
             seed=settings.training.seed,
+            success_threshold=settings.curation.success_threshold,
         )
         say(f"training on {len(batch.examples)} demonstrations")
         report = run_training(job, timeout_s=settings.training.timeout_s, nice=0, on_progress=_unwatched)

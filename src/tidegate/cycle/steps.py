@@ -283,6 +283,7 @@ def _job(stages: CycleStages, config: JsonObject, curated: JsonObject) -> Traini
         output_root=stages.adapters_dir,
         threads=stages.settings.model.threads,
         seed=int(config["seed"]),
+        success_threshold=float(config["curation"]["success_threshold"]),
     )
 
 

@@ -29,6 +29,7 @@ class TrainingJob:
     ``parent_sha256`` is the content hash that ``initial_adapter`` must have. The adapter is published as
     ``output_root/<sha256>``. ``threads`` 0 takes all processors; another number of threads gives another
     adapter, as sums are rounded in another order. ``seed`` stands above ``training.seed``.
+    ``success_threshold`` is the reward from which on an answer is right, in [0, 1], as curation takes it.
     """
 
     examples: Path
@@ -41,6 +42,7 @@ class TrainingJob:
     output_root: Path
     threads: int
     seed: int
+    success_threshold: float
 
     @property
     def compute_threads(self) -> int:

@@ -25,6 +25,8 @@ def prepare_update(
     sequences: Sequence[TrainingSequence],
     parameters: Sequence[torch.nn.Parameter],
     settings: TrainingSettings,
+    *,
+    success_threshold: float,
 ) -> tuple[Update, dict[str, int]]:
     """The update of the configured objective.
 
@@ -34,6 +36,7 @@ def prepare_update(
         sequences: what they were rendered to, at least one.
         parameters: what is trained, as it is at the start.
         settings: objective and its hyperparameters.
+        success_threshold: reward from which on 'kto' takes an answer for right, in [0, 1].
 
     Returns:
         The update, and how many sequences were left out by reason.
@@ -47,7 +50,12 @@ def prepare_update(
     scored = {example.id: example for example in examples if example.reward is not None}
     kept = _sifted(sequences, scored, "unscored", left_out)
     if settings.objective in ("dpo", "kto"):
-        return _preferences(forward, kept, scored, settings, left_out), dict(left_out)
+        parts = Counter(sequence.example_id for sequence in kept)
+        once = {name for name, count in parts.items() if count == 1}
+        whole = _sifted(kept, once, "in_several_sequences", left_out)
+        if settings.objective == "kto":
+            return _thumbs(forward, whole, scored, settings, success_threshold), dict(left_out)
+        return _pairs(forward, whole, scored, settings, left_out), dict(left_out)
     return _policy(forward, kept, scored, settings, left_out), dict(left_out)
 
 
@@ -102,53 +110,56 @@ def example_advantages(examples: Sequence[Example], settings: TrainingSettings) 
     return dict(zip(names, values, strict=True))
 
 
-def _preferences(
+def _thumbs(
+    forward: Forward,
+    sequences: Sequence[TrainingSequence],
+    scored: Mapping[str, Example],
+    settings: TrainingSettings,
+    success_threshold: float,
+) -> PreferenceUpdate:
+    sequences = _balanced(sequences)
+    right = [sequence for sequence in sequences if _reward(scored, sequence) >= success_threshold]
+    wrong = [sequence for sequence in sequences if _reward(scored, sequence) < success_threshold]
+    if not right or not wrong:
+        raise TrainingError(
+            f"{len(right)} right and {len(wrong)} wrong answers by curation.success_threshold = {success_threshold:g}: "
+            "'kto' needs both; the batch must keep failures"
+        )
+    return PreferenceUpdate.of_thumbs(forward, right, wrong, settings, success_threshold=success_threshold)
+
+
+def _pairs(
     forward: Forward,
     sequences: Sequence[TrainingSequence],
     scored: Mapping[str, Example],
     settings: TrainingSettings,
     left_out: Counter[str],
 ) -> PreferenceUpdate:
-    parts = Counter(sequence.example_id for sequence in sequences)
-    whole = _sifted(sequences, {name for name, count in parts.items() if count == 1}, "in_several_sequences", left_out)
-    if settings.objective == "kto":
-        whole = _balanced(whole)
-    right = [sequence for sequence in whole if _is_right(scored[sequence.example_id])]
-    wrong = [sequence for sequence in whole if not _is_right(scored[sequence.example_id])]
-    if settings.objective == "kto":
-        if not right or not wrong:
-            raise TrainingError(
-                f"{len(right)} right and {len(wrong)} wrong answers: 'kto' needs both; the batch must keep failures"
-            )
-        return PreferenceUpdate.of_thumbs(forward, right, wrong, settings)
-    pairs = _pairs(right, wrong, scored)
-    left_out["unpaired"] += len(whole) - 2 * len(pairs)
-    if not pairs:
+    """The best answer to a prompt with the worst, the second best with the second worst, while their rewards differ."""
+    groups: defaultdict[str, list[TrainingSequence]] = defaultdict(list)
+    for sequence in sequences:
+        group = scored[sequence.example_id].group
+        if group is not None:
+            groups[group].append(sequence)
+    paired: list[TrainingSequence] = []
+    for members in groups.values():
+        ranked = sorted(members, key=lambda sequence: -_reward(scored, sequence))
+        for better, worse in zip(ranked[: len(ranked) // 2], reversed(ranked), strict=False):
+            if _reward(scored, better) > _reward(scored, worse):
+                paired += (better, worse)
+    if len(paired) < len(sequences):
+        left_out["unpaired"] += len(sequences) - len(paired)
+    if not paired:
         raise TrainingError(
-            f"no prompt has a right and a wrong answer ({len(right)} right, {len(wrong)} wrong): 'dpo' has nothing to "
-            "compare. Take more answers to each prompt (rollouts.samples), or training.objective = 'kto'"
+            f"no prompt has two answers of unequal reward ({_counted(left_out)} sequences left out): 'dpo' has nothing "
+            "to compare. Take more answers to each prompt (rollouts.samples), or training.objective = 'kto'"
         )
-    paired = _balanced([sequence for pair in pairs for sequence in pair])
+    paired = _balanced(paired)
     return PreferenceUpdate.of_pairs(forward, list(zip(paired[0::2], paired[1::2], strict=True)), settings)
 
 
-def _is_right(example: Example) -> bool:
-    return (example.reward or 0.0) >= 0.5
-
-
-def _pairs(
-    right: Sequence[TrainingSequence], wrong: Sequence[TrainingSequence], scored: Mapping[str, Example]
-) -> list[tuple[TrainingSequence, TrainingSequence]]:
-    """A right and a wrong answer to the same prompt, each used once."""
-    losers: defaultdict[str, list[TrainingSequence]] = defaultdict(list)
-    for sequence in wrong:
-        losers[scored[sequence.example_id].group or ""].append(sequence)
-    pairs: list[tuple[TrainingSequence, TrainingSequence]] = []
-    for sequence in right:
-        group = scored[sequence.example_id].group
-        if group is not None and losers[group]:
-            pairs.append((sequence, losers[group].pop(0)))
-    return pairs
+def _reward(scored: Mapping[str, Example], sequence: TrainingSequence) -> float:
+    return float(scored[sequence.example_id].reward or 0.0)
 
 
 def _balanced(sequences: Sequence[TrainingSequence]) -> list[TrainingSequence]:

@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 import torch
 
 from tidegate.config.settings import TrainingSettings
+from tidegate.core.errors import TrainingError
 from tidegate.core.objectives.preference import dpo, kto, kto_baseline
 from tidegate.training.forward import Forward
 from tidegate.training.packing import TrainingSequence
@@ -22,28 +23,35 @@ class PreferenceUpdate:
     """
 
     def __init__(
-        self, forward: Forward, units: Sequence[Unit], right: frozenset[TrainingSequence], settings: TrainingSettings
+        self,
+        forward: Forward,
+        units: Sequence[Unit],
+        right: frozenset[TrainingSequence],
+        settings: TrainingSettings,
+        effective: Mapping[str, object],
     ) -> None:
         """Use :meth:`of_pairs` or :meth:`of_thumbs`."""
         self.units: Sequence[Unit] = units
         self._forward = forward
         self._right = right
         self._settings = settings
+        self._nodes = 0
         members = [sequence for unit in units for sequence in unit]
         self._wrong = len(members) - len(right)
-        self._start = self._sums(members)
         self._foreign: dict[TrainingSequence, TrainingSequence] = {}
         if settings.objective == "kto":
-            self._foreign = {
-                own: _answered_by(own, other) for own, other in zip(members, _shifted(members), strict=True)
-            }
+            self._foreign = _foreign_answers(members, max_length=settings.max_length)
+        self._start = self._sums(members)
         self._foreign_start = self._sums(list(self._foreign.values()))
-        self.effective: Mapping[str, object] = {
+        self.effective: dict[str, object] = {
             "objective": settings.objective,
             "preference_beta": settings.preference_beta,
             "right": len(right),
             "wrong": self._wrong,
+            **effective,
         }
+        if settings.objective == "kto":
+            self.effective["without_foreign_answer"] = sum(sequence not in self._foreign for sequence in members)
 
     @classmethod
     def of_pairs(
@@ -52,8 +60,8 @@ class PreferenceUpdate:
         pairs: Sequence[tuple[TrainingSequence, TrainingSequence]],
         settings: TrainingSettings,
     ) -> PreferenceUpdate:
-        """``dpo`` on pairs (right, wrong)."""
-        return cls(forward, list(pairs), frozenset(right for right, _ in pairs), settings)
+        """``dpo`` on pairs (better, worse)."""
+        return cls(forward, list(pairs), frozenset(better for better, _ in pairs), settings, {})
 
     @classmethod
     def of_thumbs(
@@ -62,12 +70,20 @@ class PreferenceUpdate:
         right: Sequence[TrainingSequence],
         wrong: Sequence[TrainingSequence],
         settings: TrainingSettings,
+        *,
+        success_threshold: float,
     ) -> PreferenceUpdate:
-        """``kto`` on answers of both sorts."""
-        return cls(forward, [(sequence,) for sequence in (*right, *wrong)], frozenset(right), settings)
+        """``kto`` on answers of both sorts; ``success_threshold`` told them apart.
+
+        Raises:
+            TrainingError: no answer to another prompt is there to set the bar.
+        """
+        units = [(sequence,) for sequence in (*right, *wrong)]
+        return cls(forward, units, frozenset(right), settings, {"success_threshold": success_threshold})
 
     def gradients(self, batch: Sequence[Unit]) -> StepFigures:
         """Sums, factors, then gradients row by row."""
+        computed_before = self._nodes
         members = [sequence for unit in batch for sequence in unit]
         found = self._sums(members)
         now = torch.stack([found[sequence] for sequence in members]).requires_grad_()
@@ -76,7 +92,7 @@ class PreferenceUpdate:
         loss.backward()  # pyright: ignore[reportUnknownMemberType]
         assert now.grad is not None  # noqa: S101 - the loss depends on every sum
         factors = dict(zip(members, now.grad, strict=True))
-        nodes, entropy = 0, Mean()
+        entropy = Mean()
         for row in self._forward.parts(members, max_nodes=self._settings.max_tokens_at_once):
             logits = self._forward.logits(row)
             measure_entropy(logits, entropy)
@@ -84,14 +100,14 @@ class PreferenceUpdate:
             sums = [logprobs_K[torch.tensor(made)].sum() for made in row.occurrences]
             part = torch.stack([factors[sequence] * total for sequence, total in zip(row.sequences, sums, strict=True)])
             part.sum().backward()  # pyright: ignore[reportUnknownMemberType]
-            nodes += len(row.token_ids)
+            self._nodes += len(row.token_ids)
         figures = {
             "entropy": entropy.value,
             "margin": float(margins.mean()),
             "accuracy": float((margins > 0).double().mean()),
             "length": mean_length(members),
         }
-        return StepFigures(loss=float(loss.detach()), nodes=2 * nodes, figures=figures)
+        return StepFigures(loss=float(loss.detach()), nodes=self._nodes - computed_before, figures=figures)
 
     def _loss(
         self, now: torch.Tensor, before: torch.Tensor, members: Sequence[TrainingSequence]
@@ -119,8 +135,10 @@ class PreferenceUpdate:
         return (len(self._right) + self._wrong) / (2 * count)
 
     def _kto_baseline(self, members: Sequence[TrainingSequence]) -> float:
-        """How far the model has moved on answers that belong to other prompts."""
-        foreign = [self._foreign[sequence] for sequence in members]
+        """How far the model has moved on answers that belong to other prompts; 0 where a batch has none that fits."""
+        foreign = [self._foreign[sequence] for sequence in members if sequence in self._foreign]
+        if not foreign:
+            return 0.0
         now, before = self._sums(foreign), self._foreign_start
         return kto_baseline(
             torch.stack([now[sequence] for sequence in foreign]),
@@ -135,13 +153,44 @@ class PreferenceUpdate:
         with torch.no_grad():
             for row in self._forward.parts(sequences, max_nodes=self._settings.max_tokens_at_once):
                 logprobs_K = self._forward.logprobs(row, self._forward.logits(row))  # noqa: N806
+                self._nodes += len(row.token_ids)
                 for sequence, made in zip(row.sequences, row.occurrences, strict=True):
                     found[sequence] = logprobs_K[torch.tensor(made)].sum()
         return found
 
 
-def _shifted(sequences: Sequence[TrainingSequence]) -> list[TrainingSequence]:
-    return [*sequences[1:], sequences[0]]
+def _foreign_answers(
+    sequences: Sequence[TrainingSequence], *, max_length: int
+) -> dict[TrainingSequence, TrainingSequence]:
+    """Each sequence's prompt with the next answer to another prompt that fits; those that none fits are left out.
+
+    Raises:
+        TrainingError: there is no other prompt, or nothing fits anywhere.
+    """
+    prompts = [_prompt(sequence) for sequence in sequences]
+    if len(set(prompts)) == 1:
+        raise TrainingError(
+            f"all {len(sequences)} answers belong to one prompt: 'kto' compares with answers to other prompts. Train "
+            "on more prompts, or with training.objective = 'dpo'"
+        )
+    found: dict[TrainingSequence, TrainingSequence] = {}
+    for index, own in enumerate(sequences):
+        others = (*range(index + 1, len(sequences)), *range(index))
+        rows = (_answered_by(own, sequences[other]) for other in others if prompts[other] != prompts[index])
+        fitting = next((row for row in rows if len(row.token_ids) <= max_length), None)
+        if fitting is not None:
+            found[own] = fitting
+    if not found:
+        raise TrainingError(
+            f"no answer fits behind another prompt within training.max_length = {max_length}: 'kto' has nothing to "
+            "compare with; raise training.max_length"
+        )
+    return found
+
+
+def _prompt(sequence: TrainingSequence) -> tuple[int, ...]:
+    """The tokens before the first trained one."""
+    return sequence.token_ids[: sequence.loss_mask.index(1)]
 
 
 def _answered_by(own: TrainingSequence, other: TrainingSequence) -> TrainingSequence:

@@ -48,7 +48,14 @@ def train(job: TrainingJob, staging: Path, *, emit: Emit, clock: Callable[[], fl
     forward = prepare_forward(trained.base, trained.model, kept)
     bound = memory_bound(trained, kept, job.training, packed=forward.packed)
     require_memory(bound, available_memory_bytes())
-    update, left_out = prepare_update(forward, examples, kept, list(trained.tensors.values()), job.training)
+    update, left_out = prepare_update(
+        forward,
+        examples,
+        kept,
+        list(trained.tensors.values()),
+        job.training,
+        success_threshold=job.success_threshold,
+    )
     dropped |= left_out
     _state_plan(job, update, bound, emit)
     checkpoint = checkpoint_of(job)
