@@ -99,12 +99,28 @@ def test_killed_in_the_middle_it_leaves_nothing_and_runs_again_to_the_same_bytes
             (worker,) = workers()
             os.kill(worker, signal.SIGKILL)
 
-    with pytest.raises(TrainingError, match="SIGKILL"):
+    with pytest.raises(TrainingError, match=r"SIGKILL .*training\.max_tokens_at_once.*gradient_checkpointing"):
         train(job, on_progress=kill)
     assert names(job.output_root) == []
     report = train(job)
     assert report.adapter_sha256 == undisturbed[1].name
     assert files(Path(report.adapter_path)) == files(undisturbed[1])
+
+
+def test_a_state_stays_until_the_adapter_is_published(
+    undisturbed: tuple[TrainingJob, Path, list[JsonObject]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    job = tiny_job(tmp_path, base_model=undisturbed[0].base_model, checkpoint_steps=2)
+    other = job.output_root / ".checkpoints" / "other"
+    other.mkdir(parents=True)
+    monkeypatch.setattr("tidegate.training.launch.adapter_hash", lambda _: "f" * 64)
+    with pytest.raises(TrainingError, match="its files hash to"):
+        train(job)
+    monkeypatch.undo()
+    assert len(names(job.output_root / ".checkpoints")) == 2
+    report = train(job)
+    assert report.resumed_at == 2
+    assert names(job.output_root / ".checkpoints") == ["other"]
 
 
 def test_a_run_that_takes_too_long_is_ended(
@@ -239,7 +255,7 @@ def test_the_worker_imports_no_store_and_speaks_only_json(
         os.close(held_open)
     imported = set(done.stderr.split())
     assert "tidegate.training.run" in imported
-    allowed = ("tidegate.training", "tidegate.core", "tidegate.config", "tidegate.artifacts")
+    allowed = ("tidegate.training", "tidegate.core", "tidegate.config", "tidegate.artifacts", "tidegate.machine")
     assert not [name for name in imported if name.startswith("tidegate.") and not name.startswith(allowed)]
     assert not imported & {"sqlite3", "sqlalchemy"}
     events = [json.loads(line)["event"] for line in done.stdout.splitlines()]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -15,7 +16,8 @@ from hypothesis import strategies as st
 from tidegate.config.settings import TrainingSettings
 from tidegate.core.errors import TrainingError
 from tidegate.core.types import JsonObject
-from tidegate.training.checkpoint import FILE, FOLDER, job_fingerprint
+from tidegate.training.checkpoint import FILE
+from tidegate.training.checkpoint_folder import FOLDER, job_fingerprint, remove_checkpoints
 from tidegate.training.examples import render_example
 from tidegate.training.job import TrainingJob, TrainingReport
 from tidegate.training.memory import MemoryBound, memory_bound, require_memory, widest_row
@@ -24,6 +26,8 @@ from tidegate.training.packing import TrainingSequence, micro_batches, pack
 from tidegate.training.preference_update import _foreign_answers, _prompt
 from tidegate.training.run import train
 from training_fixtures import agent_example, tiny_job, token_example
+
+NOW = 1e9
 
 OBJECTIVES: dict[str, dict[str, Any]] = {
     "sft": {"kl_coefficient": 0.1},
@@ -66,6 +70,7 @@ def checkpoint(job: TrainingJob) -> Path:
 def test_a_run_that_was_cut_off_goes_on_to_the_same_bytes(tmp_path: Path, objective: str) -> None:
     job = job_of(tmp_path, **OBJECTIVES[objective])
     whole, _ = run(job, tmp_path / "whole")
+    remove_checkpoints(job, now=NOW)
     with pytest.raises(KeyboardInterrupt):
         run(job, tmp_path / "cut", ends_after=3)
     assert checkpoint(job).exists()
@@ -74,12 +79,39 @@ def test_a_run_that_was_cut_off_goes_on_to_the_same_bytes(tmp_path: Path, object
     assert next(event["step"] for event in events if "step" in event) == 3
     assert resumed.adapter_sha256 == whole.adapter_sha256
     assert (resumed.losses, resumed.series, resumed.tokens) == (whole.losses, whole.series, whole.tokens)
-    assert not (job.output_root / FOLDER).exists()
+    assert checkpoint(job).exists()  # until the adapter is published
+
+
+def test_a_published_run_takes_its_own_state_along_and_what_was_given_up_long_ago(tmp_path: Path) -> None:
+    own, other, old = job_of(tmp_path), job_of(tmp_path, epochs=3), job_of(tmp_path, epochs=4)
+    for job, age_days in ((own, 0), (other, 29), (old, 31)):
+        checkpoint(job).parent.mkdir(parents=True)
+        checkpoint(job).write_bytes(b"state")
+        os.utime(checkpoint(job).parent, (NOW - 86400.0 * age_days, NOW - 86400.0 * age_days))
+    remove_checkpoints(own, now=NOW)
+    assert [checkpoint(job).exists() for job in (own, other, old)] == [False, True, False]
+    remove_checkpoints(other, now=NOW)
+    assert not (own.output_root / FOLDER).exists()
+    own.examples.unlink()
+    remove_checkpoints(own, now=NOW)  # nothing there to remove, and nothing to name it by
+
+
+def test_a_checkpoint_that_cannot_be_written_is_noted_and_training_goes_on(tmp_path: Path) -> None:
+    job = job_of(tmp_path)
+    whole, _ = run(job, tmp_path / "whole")
+    remove_checkpoints(job, now=NOW)
+    job.output_root.mkdir(exist_ok=True)
+    (job.output_root / FOLDER).write_text("a file where a folder should be")
+    again, events = run(job, tmp_path / "again")
+    notes = [event["note"] for event in events if "note" in event]
+    assert [note.partition(" (")[0] for note in notes] == ["no checkpoint after step 2", "no checkpoint after step 4"]
+    assert again.adapter_sha256 == whole.adapter_sha256
 
 
 def test_a_damaged_checkpoint_is_named_and_not_used(tmp_path: Path) -> None:
     job = job_of(tmp_path)
     whole, _ = run(job, tmp_path / "whole")
+    remove_checkpoints(job, now=NOW)
     with pytest.raises(KeyboardInterrupt):
         run(job, tmp_path / "cut", ends_after=3)
     data = checkpoint(job).read_bytes()

@@ -71,8 +71,14 @@ def read_demonstrations(path: Path) -> list[Example]:
     return examples
 
 
-def _unwatched(progress: JsonObject) -> None:
-    del progress
+def _notes_for(say: Callable[[str], None]) -> Callable[[JsonObject], None]:
+    """Of a run's progress, what a person who waits should know."""
+
+    def tell(progress: JsonObject) -> None:
+        if "note" in progress:
+            say(str(progress["note"]))
+
+    return tell
 
 
 def _opening_and_answer(messages: Any) -> tuple[Messages, Messages | None]:
@@ -111,7 +117,7 @@ def train_demonstrations(settings: Settings, path: Path, *, say: Callable[[str],
             success_threshold=settings.curation.success_threshold,
         )
         say(f"training on {len(batch.examples)} demonstrations")
-        report = run_training(job, timeout_s=settings.training.timeout_s, nice=0, on_progress=_unwatched)
+        report = run_training(job, timeout_s=settings.training.timeout_s, nice=0, on_progress=_notes_for(say))
         candidate = Candidate(
             id=f"cand-{report.adapter_sha256[:8]}",
             adapter_sha256=report.adapter_sha256,

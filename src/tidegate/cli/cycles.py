@@ -42,7 +42,7 @@ def run(
     def observe(event: dict[str, Any]) -> None:
         if as_json:
             print(json.dumps(event, ensure_ascii=False, default=str), flush=True)
-        elif event["what"] != "progress":
+        elif event["what"] != "progress" or "note" in event["detail"]:
             say(_sentence(event))
 
     with boundary():
@@ -59,6 +59,8 @@ def _sentence(event: dict[str, Any]) -> str:
     text = f"{event['step']:<8} {event['what']}"
     if "seconds" in detail:
         text += f" after {detail['seconds']:.1f} s"
+    if "note" in detail:
+        return f"{event['step']:<8} {detail['note']}"
     if detail.get("reasons"):
         text += ": " + "; ".join(detail["reasons"])
     return text

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import shutil
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,33 +12,22 @@ import torch
 from safetensors import safe_open
 from safetensors.torch import save
 
-from tidegate.artifacts import file_hash, write_atomically
-from tidegate.core.hashing import content_hash
+from tidegate.artifacts import write_atomically
 from tidegate.core.types import JsonObject
+from tidegate.training.checkpoint_folder import SCHEMA, checkpoint_folder
 from tidegate.training.job import TrainingJob
 
-FOLDER = ".checkpoints"
 FILE = "checkpoint.safetensors"
-SCHEMA = "tidegate.checkpoint/1"
 
 _STATE = ("exp_avg", "exp_avg_sq", "step")
 
 
-def job_fingerprint(job: TrainingJob) -> str:
-    """Content hash of everything that decides what the run computes; where its files lie does not."""
-    values = job.to_json()
-    for place in ("examples", "base_model", "initial_adapter", "output_root"):
-        del values[place]
-    values["threads"] = job.compute_threads
-    return content_hash({"schema": SCHEMA, "torch": torch.__version__, "examples": file_hash(job.examples), **values})
-
-
 def checkpoint_of(job: TrainingJob) -> CheckpointFile:
-    """Where a job's state lies: beside the adapters, under a name that stands for the whole job."""
+    """The state of a job, which keeps none where ``training.checkpoint_steps`` is 0."""
     if job.training.checkpoint_steps == 0:
         return CheckpointFile(None, "")
-    fingerprint = job_fingerprint(job)
-    return CheckpointFile(job.output_root / FOLDER / fingerprint, fingerprint)
+    folder = checkpoint_folder(job)
+    return CheckpointFile(folder, folder.name)
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,7 +40,11 @@ class CheckpointFile:
     def save(
         self, tensors: Mapping[str, torch.nn.Parameter], optimizer: torch.optim.Optimizer, progress: JsonObject
     ) -> None:
-        """Replace the state on disk as a whole; ``progress`` is plain JSON."""
+        """Replace the state on disk as a whole; ``progress`` is plain JSON.
+
+        Raises:
+            OSError: it cannot be written; what was there before stays.
+        """
         if self.folder is None:
             return
         state: dict[str, torch.Tensor] = {}
@@ -90,11 +82,3 @@ class CheckpointFile:
                 parameter.copy_(state[name])
                 optimizer.state[parameter] = {key: state[f"{key}:{name}"] for key in _STATE}
         return json.loads(about["progress"]), ""
-
-    def remove(self) -> None:
-        """Forget the states of a run that ended well, and of all that were given up before it.
-
-        Another run that is under way beside it loses a state that it writes again.
-        """
-        if self.folder is not None:
-            shutil.rmtree(self.folder.parent, ignore_errors=True)

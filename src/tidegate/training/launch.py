@@ -24,6 +24,7 @@ from typing import Any
 from tidegate.artifacts import adapter_hash, directory_published_at, write_atomically
 from tidegate.core.errors import TrainingError
 from tidegate.core.types import JsonObject
+from tidegate.training.checkpoint_folder import remove_checkpoints
 from tidegate.training.job import STAGING, TrainingJob, TrainingReport
 
 _WORK_PREFIX = ".training-"
@@ -31,6 +32,10 @@ _LOCK = "lock"
 _LOG = "worker.log"
 _INHERITED = ("PATH", "HOME", "LANG", "LC_ALL", "TMPDIR", "LD_LIBRARY_PATH", "PYTHONPATH", "VIRTUAL_ENV")
 _ERROR_CHARACTERS = 500
+_OUT_OF_MEMORY = (
+    " (often: out of memory; lower training.max_tokens_at_once or training.max_length, or set "
+    "training.gradient_checkpointing = true)"
+)
 
 
 def run_training(
@@ -48,7 +53,9 @@ def run_training(
         job: what to train.
         timeout_s: the worker is killed after this many seconds.
         nice: how far the worker steps back on the processor, 0 to 19.
-        on_progress: called after each step with step, steps, epoch, loss, grad_norm, tokens_per_s, eta_s.
+        on_progress: called once before the first step with a plan (sequences, tokens, memory_bound_bytes), after each
+            step with step, steps, epoch, loss, grad_norm, figures, tokens_per_s, eta_s, and with a note, a sentence for
+            people, where something did not go as planned and training goes on.
         poll_s: longest time between two looks at the clock, seconds.
         clock: seconds.
 
@@ -70,6 +77,7 @@ def run_training(
             raise TrainingError(f"the worker reported adapter {report.adapter_sha256}, its files hash to {found}")
         with directory_published_at(job.output_root / found) as scratch:
             shutil.copytree(work / STAGING, scratch, dirs_exist_ok=True)
+    remove_checkpoints(job, now=time.time())  # not before: until here a run that is cut off goes on from it
     return report
 
 
@@ -184,7 +192,7 @@ def _failure(code: int, last: dict[str, Any], log: Path) -> str:
     said = lines[-1][-_ERROR_CHARACTERS:] if lines else "nothing on stderr"
     if code < 0:
         name = signal.Signals(-code).name
-        hint = " (often: out of memory; lower training.batch_size)" if -code == signal.SIGKILL else ""
+        hint = _OUT_OF_MEMORY if -code == signal.SIGKILL else ""
         return f"the training process was ended by {name}{hint}; last line: {said}"
     return f"the training process ended with exit code {code}; last line: {said}"
 

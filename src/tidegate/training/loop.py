@@ -69,7 +69,8 @@ def run_loop(
         update: gives the units and the gradients.
         tensors: the LoRA matrices by name; the optimizer's state starts fresh.
         checkpoint: where the state is kept and found again.
-        emit: told after each step: step, steps, epoch, loss, grad_norm, figures, tokens_per_s, eta_s.
+        emit: told after each step: step, steps, epoch, loss, grad_norm, figures, tokens_per_s, eta_s; and a
+            note where a checkpoint cannot be used or written.
         clock: seconds, for the progress only.
 
     Raises:
@@ -107,7 +108,10 @@ def run_loop(
         progress.tokens_computed += made.nodes
         progress.tokens_trained += sum(sequence.trained for unit in batch for sequence in unit)
         if settings.checkpoint_steps and number % settings.checkpoint_steps == 0 and number < len(steps):
-            checkpoint.save(tensors, optimizer, asdict(progress))
+            try:
+                checkpoint.save(tensors, optimizer, asdict(progress))
+            except OSError as error:
+                emit({"note": f"no checkpoint after step {number} ({error}); training goes on, free some space"})
         seconds = max(clock() - started, 1e-9)
         emit(
             {

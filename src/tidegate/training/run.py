@@ -68,7 +68,6 @@ def train(job: TrainingJob, staging: Path, *, emit: Emit, clock: Callable[[], fl
             f"after {len(result.losses)} steps the adapter is still {sha256}: training changed nothing; "
             "raise training.learning_rate or training.epochs"
         )
-    checkpoint.remove()
     return TrainingReport(
         adapter_sha256=sha256,
         adapter_path=str(job.output_root / sha256),
