@@ -111,8 +111,8 @@ def _type_text(kind: Any) -> str:
         return f"list, each a {_type_text(kind.__args__[0])}"
     if text.startswith("typing.Literal"):
         return " or ".join(f'`"{option}"`' for option in kind.__args__)
-    if "tuple[str" in text:
-        return "list of texts"
+    if text.startswith("tuple["):
+        return f"list of {_type_text(kind.__args__[0])}s"
     options = [_type_text(option) for option in getattr(kind, "__args__", ()) if option is not type(None)]
     if options:
         return " or ".join(options)

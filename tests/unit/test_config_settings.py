@@ -129,3 +129,31 @@ def test_a_directory_is_no_settings_file(tmp_path: Path) -> None:
 def test_settings_are_frozen() -> None:
     with pytest.raises(ValidationError):
         Settings().server.port = 1  # type: ignore[misc]
+
+
+@pytest.mark.parametrize(
+    ("training", "said"),
+    [
+        ({"averaging": [0.5], "restart": "base"}, r"averaging = \[0\.5\] with restart = 'base'"),
+        ({"kl_coefficient": 0.1, "objective": "dpo"}, "kl_coefficient = 0.1 has no effect on objective = 'dpo'"),
+        ({"kl_coefficient": 0.1, "objective": "kto"}, "kl_coefficient = 0.1 has no effect on objective = 'kto'"),
+        *(({"clip_low": 0.1, "objective": name}, "clip_low.* has no effect") for name in ("sft", "reinforce", "dpo")),
+        ({"clip_high": 0.0, "objective": "kto"}, "clip_high.* has no effect on objective = 'kto'"),
+        ({"reward_scale": "none", "baseline": "leave_one_out"}, "reward_scale = 'none' has no effect"),
+        ({"reward_scale": "batch", "baseline": "slice"}, "reward_scale = 'batch' has no effect"),
+    ],
+)
+def test_what_would_have_no_effect_is_refused(training: dict[str, Any], said: str) -> None:
+    with pytest.raises(ConfigError, match=said):
+        load_settings(None, {"training": training})
+
+
+def test_what_takes_effect_is_accepted() -> None:
+    for training in (
+        {"averaging": [0.5]},
+        {"kl_coefficient": 0.1},
+        {"objective": "cispo", "clip_low": 0.5, "clip_high": 2.0, "kl_coefficient": 0.1},
+        {"objective": "gspo", "reward_scale": "batch"},
+        {"restart": "base", "objective": "kto"},
+    ):
+        load_settings(None, {"training": training})

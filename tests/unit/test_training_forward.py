@@ -11,6 +11,7 @@ import pytest
 import torch
 from transformers import MistralConfig, MistralForCausalLM
 
+from tidegate.core.objectives.sft import weighted_nll
 from tidegate.training.attention import PackedAttention, attends_to_everything
 from tidegate.training.examples import render_example
 from tidegate.training.forward import Forward, prepare_forward
@@ -56,7 +57,8 @@ def loss_and_gradients(
     rows = forward.parts(batch, max_nodes=max_nodes)
     loss = 0.0
     for row in rows:
-        part = forward.loss(row, total_weight=total)
+        targets, weights = torch.tensor(row.targets), torch.tensor(row.weights)
+        part = weighted_nll(forward.logits(row), targets, weights, total_weight=total)
         part.backward()
         loss += float(part.detach())
     gradient = torch.cat([p.grad.flatten() for p in trained.tensors.values() if p.grad is not None])

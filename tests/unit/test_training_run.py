@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import warnings
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -255,6 +256,18 @@ def test_settings_that_did_not_take_effect_are_refused(tmp_path: Path, monkeypat
     monkeypatch.setattr("tidegate.training.schedule._share", lambda *_: 0.5)
     with pytest.raises(TrainingError, match=r"learning_rate = 0\.01 was asked for, 0\.005 took effect"):
         run(tiny_job(tmp_path), tmp_path / "adapter")
+
+
+def test_an_objective_that_takes_other_bounds_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    examples = [
+        replace(token_example([5, 6, 7 + number, 9], trained=2, name=f"n{number}"), reward=float(number % 2), group="g")
+        for number in range(4)
+    ]
+    settings = {"objective": "grpo", "clip_high": 0.28}
+    assert run(tiny_job(tmp_path, examples=examples, **settings), tmp_path / "whole").effective["clip_high"] == 0.28
+    monkeypatch.setattr("tidegate.training.policy_update._clip", lambda _: {"eps_low": 0.2, "eps_high": 0.2})
+    with pytest.raises(TrainingError, match=r"clip_high 0\.28 was asked for, 0\.2 took effect"):
+        run(tiny_job(tmp_path, examples=examples, **settings), tmp_path / "adapter")
 
 
 def test_bfloat16_trains_when_asked(tmp_path: Path) -> None:

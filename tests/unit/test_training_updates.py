@@ -154,6 +154,35 @@ def test_grpo_is_the_clipped_ratio_with_the_divergence(trained: LoraModel, at_on
     assert figures["effective_sample_size"] == pytest.approx(1.0)
 
 
+@pytest.mark.parametrize(
+    ("settings", "clip"),
+    [
+        ({"objective": "grpo"}, (0.2, 0.2)),
+        ({"objective": "gspo"}, (3e-4, 4e-4)),
+        ({"objective": "cispo"}, (1.0, 4.0)),
+        ({"objective": "grpo", "clip_high": 0.28}, (0.2, 0.28)),
+        ({"objective": "reinforce", "baseline": "leave_one_out"}, (None, None)),
+    ],
+)
+def test_what_took_effect_is_told(trained: LoraModel, settings: dict[str, Any], clip: tuple[float | None, ...]) -> None:
+    update, _, _ = update_of(trained, batch(), **settings, importance_cap=2.0, kl_coefficient=0.1)
+    effective = update.effective
+    assert (effective["clip_low"], effective["clip_high"]) == clip
+    assert effective["baseline"] == settings.get("baseline", "group")
+    assert effective["reward_scale"] == (None if "baseline" in settings else "group")
+    assert (effective["aggregate"], effective["max_completion"]) == ("token", None)
+    assert (effective["importance_cap"], effective["kl_coefficient"]) == (2.0, 0.1)
+
+
+def test_dr_grpo_divides_by_the_longest_completion(trained: LoraModel) -> None:
+    losses: list[torch.Tensor] = []
+    for settings in ({"max_completion": 64, "max_length": 500}, {"max_completion": 16, "max_length": 2000}):
+        update, _, _ = update_of(trained, batch(), objective="grpo", aggregate="dr_grpo", **settings)
+        assert update.effective["max_completion"] == settings["max_completion"]
+        losses.append(gradients_of(trained, update)[1])
+    assert float((losses[1] - 4 * losses[0]).norm() / losses[1].norm()) < 1e-5
+
+
 def attend_packed(model: LoraModel) -> None:
     model.base.set_attn_implementation("tidegate_packed")
 

@@ -11,9 +11,9 @@ import os
 import tomllib
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated, Any, Literal, cast
+from typing import Any, Literal, cast
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic import Field, ValidationError, model_validator
 from pydantic_settings import (
     BaseSettings,
     EnvSettingsSource,
@@ -22,6 +22,8 @@ from pydantic_settings import (
     SettingsError,
 )
 
+from tidegate.config.fields import Finite, Fraction, Port, Positive, Section, Share
+from tidegate.config.training import TrainingSettings
 from tidegate.core.errors import ConfigError
 
 DEFAULT_FILE = Path("tidegate.toml")
@@ -29,18 +31,8 @@ ENV_PREFIX = "TIDEGATE_"
 OTHER_VARIABLES = frozenset({"TIDEGATE_API_KEY", "TIDEGATE_CACHE_DIR"})
 """Variables with our prefix that are no settings: the key that clients send, where downloaded models are kept."""
 
-Fraction = Annotated[float, Field(ge=0.0, le=1.0)]
-Share = Annotated[float, Field(ge=0.0, lt=1.0)]
-Port = Annotated[int, Field(ge=0, le=65535)]
-Positive = Annotated[int, Field(ge=1)]
-Finite = Annotated[float, Field(allow_inf_nan=False)]
 
-
-class _Section(BaseModel):
-    model_config = ConfigDict(extra="forbid", frozen=True)
-
-
-class ServerSettings(_Section):
+class ServerSettings(Section):
     """The public HTTP port and the admin port beside it."""
 
     host: str = Field(default="127.0.0.1", description="Address that the public API listens on.")
@@ -58,7 +50,7 @@ class ServerSettings(_Section):
     )
 
 
-class ModelSettings(_Section):
+class ModelSettings(Section):
     """The frozen base model."""
 
     path: str = Field(
@@ -80,7 +72,7 @@ class ModelSettings(_Section):
     threads: int = Field(default=0, ge=0, description="Compute threads; 0 takes all processors.")
 
 
-class SplitSettings(_Section):
+class SplitSettings(Section):
     """Shares of users whose traffic is trained on, screened on, and sealed for the gate."""
 
     train: Fraction = Field(default=0.85, description="Share of users whose episodes are trained on.")
@@ -95,7 +87,7 @@ class SplitSettings(_Section):
         return self
 
 
-class RolloutSettings(_Section):
+class RolloutSettings(Section):
     """What a cycle asks the champion again, to learn from more answers than its users got."""
 
     samples: int = Field(default=0, ge=0, description="Answers sampled per task; 0 asks nothing.")
@@ -122,7 +114,7 @@ class RolloutSettings(_Section):
     )
 
 
-class CurationSettings(_Section):
+class CurationSettings(Section):
     """From scored episodes to a training batch."""
 
     success_threshold: Fraction = Field(default=1.0, description="Lowest score of an episode that is trained on.")
@@ -165,77 +157,7 @@ class CurationSettings(_Section):
     )
 
 
-class TrainingSettings(_Section):
-    """The LoRA step."""
-
-    objective: Literal["sft", "grpo", "reinforce", "gspo", "cispo", "dpo", "kto"] = Field(
-        default="sft",
-        description="'sft': likelihood of verified answers; 'grpo' (PPO's clipped ratio), 'reinforce', 'gspo', "
-        "'cispo': rewards of all answers; 'dpo', 'kto': right against wrong answers.",
-    )
-    baseline: Literal["group", "leave_one_out", "slice", "batch"] = Field(
-        default="group",
-        description="What a reward is compared with: the other answers to the same prompt ('group', 'leave_one_out'), "
-        "earlier answers of the same kind ('slice', for traffic with one answer a prompt), or all of the batch.",
-    )
-    reward_scale: Literal["group", "batch", "none"] = Field(
-        default="group", description="Standard deviation that 'group' advantages are divided by."
-    )
-    slice_half_life: Finite = Field(
-        default=50.0, gt=0, description="Answers of a kind after which a reward counts half in the 'slice' baseline."
-    )
-    aggregate: Literal["token", "sequence", "dr_grpo"] = Field(
-        default="token",
-        description="What the policy loss is a mean over: trained tokens, sequences, or as many tokens as max_length "
-        "allows.",
-    )
-    clip_low: Finite | None = Field(
-        default=None, ge=0, le=1, description="A ratio counts down to 1 - clip_low; default: the objective's own (0.2)."
-    )
-    clip_high: Finite | None = Field(
-        default=None, ge=0, description="A ratio counts up to 1 + clip_high; default: the objective's own (0.2)."
-    )
-    importance_cap: Finite = Field(
-        default=3.0,
-        ge=0,
-        description="Truncation of the weights that make up for answers sampled from other weights; 0 turns them off.",
-    )
-    kl_coefficient: Finite = Field(
-        default=0.0, ge=0, description="Weight of the divergence from the weights that training starts from."
-    )
-    preference_beta: Finite = Field(default=0.1, gt=0, description="Beta of 'dpo' and 'kto'.")
-    restart: Literal["champion", "base"] = Field(
-        default="champion", description="Weights that a challenger starts from."
-    )
-    averaging: tuple[Annotated[float, Field(gt=0.0, lt=1.0)], ...] = Field(
-        default=(),
-        description="Shares of the way from the champion to the challenger that are tried on dev tasks beside the "
-        "whole; what solves most is proposed. Empty proposes the challenger; needs restart = 'champion'.",
-    )
-    rank: Positive = Field(default=16, description="Rank of the LoRA matrices.")
-    alpha: Positive = Field(default=32, description="LoRA scale; the update is multiplied by alpha / rank.")
-    learning_rate: Finite = Field(default=5e-4, gt=0, description="Peak learning rate of AdamW.")
-    epochs: Positive = Field(default=2, description="Passes over the batch.")
-    batch_size: Positive = Field(default=8, description="Sequences per optimizer step.")
-    max_grad_norm: Finite = Field(default=1.0, gt=0, description="Gradients are scaled down to this norm.")
-    warmup_fraction: Fraction = Field(default=0.1, description="Share of the steps over which the rate rises.")
-    weight_decay: Finite = Field(default=0.0, ge=0, description="AdamW's decoupled weight decay.")
-    dtype: Literal["float32", "bfloat16"] = Field(default="float32", description="Of the base weights while training.")
-    max_length: Positive = Field(default=2048, description="Longer sequences are dropped and counted.")
-    max_tokens_at_once: Positive = Field(
-        default=1024, description="Tokens that one forward and backward pass computes; memory grows with it."
-    )
-    gradient_checkpointing: bool = Field(
-        default=False, description="Compute layers again in the backward pass: a third of the memory, a third slower."
-    )
-    checkpoint_steps: int = Field(
-        default=50, ge=0, description="Steps between checkpoints from which a killed run goes on; 0 writes none."
-    )
-    timeout_s: Finite = Field(default=3600.0, gt=0, description="A training run that takes longer is ended and fails.")
-    seed: int = Field(default=0, ge=0, description="Seed of initialisation and order; same seed, same adapter hash.")
-
-
-class CycleSettings(_Section):
+class CycleSettings(Section):
     """When and how cycles run."""
 
     max_calls: Positive = Field(default=4, description="Most model calls of one evaluated episode.")
@@ -251,7 +173,7 @@ class CycleSettings(_Section):
     )
 
 
-class WatchSettings(_Section):
+class WatchSettings(Section):
     """What looks at live traffic while a canary or a holdback runs."""
 
     interval_s: Finite = Field(default=30.0, gt=0, description="Time between two looks at new episodes.")

@@ -1,4 +1,4 @@
-"""Losses of packed sequences under a model: logits only where a token is trained.
+"""Logits of packed sequences under a model: only where a token is trained.
 
 Packing is proven on the model before it is used: the first sequences are computed together and one by one,
 and when the results differ the run goes on one by one.
@@ -12,7 +12,6 @@ from typing import Any
 import torch
 import torch.nn.functional as F  # noqa: N812 - the name that every torch reader knows
 
-from tidegate.core.objectives.sft import weighted_nll
 from tidegate.training.attention import PackedAttention, attends_to_everything, install
 from tidegate.training.packing import Pack, TrainingSequence, micro_batches, pack
 
@@ -24,7 +23,7 @@ _PROVEN_ON = 3
 
 
 class Forward:
-    """Computes losses; ``attention`` None computes each sequence by itself."""
+    """Computes logits; ``attention`` None computes each sequence by itself."""
 
     def __init__(self, model: Any, attention: PackedAttention | None) -> None:
         self._model = model
@@ -58,15 +57,9 @@ class Forward:
         """Log-probabilities (K,) of the row's targets, in float32."""
         return -F.cross_entropy(logits.float(), torch.tensor(row.targets), reduction="none")
 
-    def loss(self, row: Pack, *, total_weight: float) -> torch.Tensor:
-        """The row's share of its batch's loss."""
-        return weighted_nll(
-            self.logits(row), torch.tensor(row.targets), torch.tensor(row.weights), total_weight=total_weight
-        )
-
 
 def prepare_forward(base: Any, model: Any, sequences: Sequence[TrainingSequence]) -> Forward:
-    """The fastest way to compute losses that is right for this model.
+    """The fastest way to compute logits that is right for this model.
 
     Args:
         base: the transformers model that ``model`` wraps.

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import inspect
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -17,7 +18,7 @@ from tidegate.training.forward import Forward
 from tidegate.training.packing import Pack, TrainingSequence
 from tidegate.training.updates import Mean, StepFigures, Unit, mean_length, measure_entropy
 
-_CLIPPED = {"grpo": grpo, "gspo": gspo, "cispo": cispo}
+_CLIPPED: Mapping[str, Callable[..., PolicyLoss]] = {"grpo": grpo, "gspo": gspo, "cispo": cispo}
 
 
 class PolicyUpdate:
@@ -55,8 +56,15 @@ class PolicyUpdate:
         only_step = settings.epochs == 1 and sum(map(len, self.units)) <= settings.batch_size
         self._start = {} if only_step else self._logprobs_at_start(sequences)
         recorded = sum(bool(sequence.logprobs) for sequence in sequences)
+        self._clip = _clip(settings)
         self.effective: Mapping[str, object] = {
             "objective": settings.objective,
+            "baseline": settings.baseline,
+            "reward_scale": settings.reward_scale if settings.baseline == "group" else None,
+            "aggregate": settings.aggregate,
+            "max_completion": settings.max_completion if settings.aggregate == "dr_grpo" else None,
+            "clip_low": self._clip.get("eps_low"),
+            "clip_high": self._clip.get("eps_high"),
             "kl_coefficient": settings.kl_coefficient,
             "importance_cap": settings.importance_cap,
             "sequences_with_recorded_logprobs": recorded,
@@ -70,7 +78,7 @@ class PolicyUpdate:
             how=self._settings.aggregate,
             tokens=sum(sequence.trained for sequence in members),
             sequences=len(members),
-            max_length=self._settings.max_length,
+            max_length=self._settings.max_completion,
         )
         parts: list[PolicyLoss] = []
         importance: list[torch.Tensor] = []
@@ -120,9 +128,7 @@ class PolicyUpdate:
         }
         if settings.objective == "reinforce":
             return reinforce(**inputs)
-        bounds = {"eps_low": settings.clip_low, "eps_high": settings.clip_high}
-        inputs |= {name: bound for name, bound in bounds.items() if bound is not None}
-        return _CLIPPED[settings.objective](**inputs)
+        return _CLIPPED[settings.objective](**inputs, **self._clip)
 
     def _importance(self, sequence: TrainingSequence, now: torch.Tensor) -> torch.Tensor:
         """Weights of a sequence's trained tokens; where nothing is known of who sampled them, the start did.
@@ -164,6 +170,15 @@ class PolicyUpdate:
             "reward": sum(self._rewards[sequence.example_id] for sequence in members) / len(members),
             "length": mean_length(members),
         }
+
+
+def _clip(settings: TrainingSettings) -> dict[str, float]:
+    """The bounds of the ratio: as configured, else the objective's own; none where it has none."""
+    if settings.objective not in _CLIPPED:
+        return {}
+    own = inspect.signature(_CLIPPED[settings.objective]).parameters
+    asked = {"eps_low": settings.clip_low, "eps_high": settings.clip_high}
+    return {name: float(own[name].default) if bound is None else bound for name, bound in asked.items()}
 
 
 def _by_sequence(row: Pack, logprobs_K: torch.Tensor) -> dict[TrainingSequence, torch.Tensor]:  # noqa: N803

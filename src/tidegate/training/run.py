@@ -23,6 +23,20 @@ from tidegate.training.objective import prepare_update
 from tidegate.training.packing import TrainingSequence
 from tidegate.training.updates import Update
 
+_OF_OBJECTIVES = (
+    "objective",
+    "baseline",
+    "reward_scale",
+    "aggregate",
+    "max_completion",
+    "clip_low",
+    "clip_high",
+    "kl_coefficient",
+    "importance_cap",
+    "preference_beta",
+)
+"""Settings that an update reports as they took effect; None, or absent, where its objective knows no such thing."""
+
 
 def train(job: TrainingJob, staging: Path, *, emit: Emit, clock: Callable[[], float]) -> TrainingReport:
     """Train and write the adapter into ``staging``, which must not exist; publishing it is the launcher's.
@@ -176,9 +190,11 @@ def _guards(
     ):
         if not math.isclose(effective[name], configured, rel_tol=1e-6):
             raise TrainingError(f"training.{name} = {configured!r} was asked for, {effective[name]!r} took effect")
-    for name, asked in (("dtype", settings.dtype), ("threads", job.compute_threads)):
-        if effective[name] != asked:
-            raise TrainingError(f"training with {name} {asked!r} was asked for, {effective[name]!r} took effect")
+    asked = {name: getattr(settings, name) for name in _OF_OBJECTIVES if effective.get(name) is not None}
+    asked |= {"dtype": settings.dtype, "threads": job.compute_threads}
+    for name, configured in asked.items():
+        if configured is not None and effective[name] != configured:
+            raise TrainingError(f"training with {name} {configured!r} was asked for, {effective[name]!r} took effect")
     largest = largest_b(trained)
     if not (math.isfinite(largest) and largest > 0):
         raise TrainingError(

@@ -1,0 +1,118 @@
+"""Settings of the LoRA step."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from pydantic import Field, model_validator
+
+from tidegate.config.fields import Finite, Fraction, Positive, Section
+
+
+class TrainingSettings(Section):
+    """The LoRA step."""
+
+    objective: Literal["sft", "grpo", "reinforce", "gspo", "cispo", "dpo", "kto"] = Field(
+        default="sft",
+        description="'sft': likelihood of verified answers; 'grpo' (PPO's clipped ratio), 'reinforce', 'gspo', "
+        "'cispo': rewards of all answers; 'dpo', 'kto': right against wrong answers.",
+    )
+    baseline: Literal["group", "leave_one_out", "slice", "batch"] = Field(
+        default="group",
+        description="What a reward is compared with: the other answers to the same prompt ('group', 'leave_one_out'), "
+        "earlier answers of the same kind ('slice', for traffic with one answer a prompt), or all of the batch.",
+    )
+    reward_scale: Literal["group", "batch", "none"] = Field(
+        default="group",
+        description="Standard deviation that advantages of baseline 'group' are divided by; no other baseline has one.",
+    )
+    slice_half_life: Finite = Field(
+        default=50.0, gt=0, description="Answers of a kind after which a reward counts half in the 'slice' baseline."
+    )
+    aggregate: Literal["token", "sequence", "dr_grpo"] = Field(
+        default="token",
+        description="What the policy loss is a mean over: trained tokens, sequences, or max_completion tokens for each "
+        "sequence ('dr_grpo').",
+    )
+    max_completion: Positive = Field(
+        default=512, description="Constant that 'dr_grpo' divides by: the longest completion that may be generated."
+    )
+    clip_low: Finite | None = Field(
+        default=None,
+        ge=0,
+        le=1,
+        description="A ratio counts down to 1 - clip_low; default: 0.2 for 'grpo', 3e-4 for 'gspo', 1 for 'cispo'; no "
+        "other objective clips.",
+    )
+    clip_high: Finite | None = Field(
+        default=None,
+        ge=0,
+        description="A ratio counts up to 1 + clip_high; default: 0.2 for 'grpo', 4e-4 for 'gspo', 4 for 'cispo'.",
+    )
+    importance_cap: Finite = Field(
+        default=3.0,
+        ge=0,
+        description="Truncation of the weights that make up for answers sampled from other weights; 0 turns them off.",
+    )
+    kl_coefficient: Finite = Field(
+        default=0.0,
+        ge=0,
+        description="Weight of the divergence from the weights that training starts from; 'dpo' and 'kto' hold to them "
+        "by preference_beta instead.",
+    )
+    preference_beta: Finite = Field(default=0.1, gt=0, description="Beta of 'dpo' and 'kto'.")
+    restart: Literal["champion", "base"] = Field(
+        default="champion", description="Weights that a challenger starts from."
+    )
+    averaging: tuple[Annotated[float, Field(gt=0.0, lt=1.0)], ...] = Field(
+        default=(),
+        description="Shares of the way from the champion to the challenger that are tried on dev tasks beside the "
+        "whole; what solves most is proposed. Empty proposes the challenger; needs restart = 'champion'.",
+    )
+    rank: Positive = Field(default=16, description="Rank of the LoRA matrices.")
+    alpha: Positive = Field(default=32, description="LoRA scale; the update is multiplied by alpha / rank.")
+    learning_rate: Finite = Field(default=5e-4, gt=0, description="Peak learning rate of AdamW.")
+    epochs: Positive = Field(default=2, description="Passes over the batch.")
+    batch_size: Positive = Field(default=8, description="Sequences per optimizer step.")
+    max_grad_norm: Finite = Field(default=1.0, gt=0, description="Gradients are scaled down to this norm.")
+    warmup_fraction: Fraction = Field(default=0.1, description="Share of the steps over which the rate rises.")
+    weight_decay: Finite = Field(default=0.0, ge=0, description="AdamW's decoupled weight decay.")
+    dtype: Literal["float32", "bfloat16"] = Field(default="float32", description="Of the base weights while training.")
+    max_length: Positive = Field(default=2048, description="Longer sequences are dropped and counted.")
+    max_tokens_at_once: Positive = Field(
+        default=1024, description="Tokens that one forward and backward pass computes; memory grows with it."
+    )
+    gradient_checkpointing: bool = Field(
+        default=False, description="Compute layers again in the backward pass: a third of the memory, a third slower."
+    )
+    checkpoint_steps: int = Field(
+        default=50, ge=0, description="Steps between checkpoints from which a killed run goes on; 0 writes none."
+    )
+    timeout_s: Finite = Field(default=3600.0, gt=0, description="A training run that takes longer is ended and fails.")
+    seed: int = Field(default=0, ge=0, description="Seed of initialisation and order; same seed, same adapter hash.")
+
+    @model_validator(mode="after")
+    def _take_effect(self) -> TrainingSettings:
+        """Refuse what the objective would silently ignore."""
+        if self.averaging and self.restart != "champion":
+            raise ValueError(
+                f"averaging = {list(self.averaging)!r} with restart = {self.restart!r}: the way from the champion to "
+                "the challenger needs restart = 'champion'"
+            )
+        if self.kl_coefficient > 0 and self.objective in ("dpo", "kto"):
+            raise ValueError(
+                f"kl_coefficient = {self.kl_coefficient:g} has no effect on objective = {self.objective!r}; leave it 0 "
+                "and raise preference_beta"
+            )
+        clips = {name: getattr(self, name) for name in ("clip_low", "clip_high") if getattr(self, name) is not None}
+        if clips and self.objective not in ("grpo", "gspo", "cispo"):
+            raise ValueError(
+                f"{clips!r} has no effect on objective = {self.objective!r}; leave it out, or choose 'grpo', 'gspo' or "
+                "'cispo'"
+            )
+        if self.reward_scale != "group" and self.baseline != "group":
+            raise ValueError(
+                f"reward_scale = {self.reward_scale!r} has no effect on baseline = {self.baseline!r}; leave it "
+                "'group', or set baseline = 'group'"
+            )
+        return self
