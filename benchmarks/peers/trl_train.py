@@ -83,8 +83,8 @@ with tempfile.TemporaryDirectory() as folder:
             model=model,
             reward_funcs=reward,
             args=GRPOConfig(
-                output_dir=folder, per_device_train_batch_size=8, gradient_accumulation_steps=8, num_generations=8, max_completion_length=128,
-                beta=0.0, **common,
+                output_dir=folder, per_device_train_batch_size=8, gradient_accumulation_steps=8, num_generations=8,
+                max_completion_length=128, beta=0.0, **common,
             ),
             train_dataset=Dataset.from_list(rows),
             processing_class=tokenizer,
