@@ -11,7 +11,8 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from tidegate.config.settings import CurationSettings, TrainingSettings
+from tidegate.config.settings import CurationSettings
+from tidegate.config.training import TrainingSettings
 from tidegate.core.selection.demonstrations import demonstration_example
 from tidegate.core.selection.exploring import Asked
 from tidegate.core.types import AdapterRef, Example, Outcome, Sampling, Task

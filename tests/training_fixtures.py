@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from engine_fixtures import byte_tokenizer, write_tiny_model
-from tidegate.config.settings import TrainingSettings
+from tidegate.config.training import TrainingSettings
 from tidegate.core.types import Example, JsonObject
 from tidegate.training import TrainingJob
 

@@ -10,7 +10,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from tidegate.config.settings import TrainingSettings
+from tidegate.config.training import TrainingSettings
 from tidegate.training import TrainingJob
 from tidegate.training.run import train
 from tidegate.training.worker import make_deterministic

@@ -13,7 +13,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tidegate.config.settings import TrainingSettings
+from tidegate.config.training import TrainingSettings
 from tidegate.core.errors import TrainingError
 from tidegate.core.types import JsonObject
 from tidegate.training.checkpoint import FILE

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from tidegate.config.settings import TrainingSettings
+from tidegate.config.training import TrainingSettings
 from tidegate.core.errors import TrainingError
 from tidegate.training import TrainingJob
 from tidegate.training.launch import worker_environment

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 
-from tidegate.config.settings import TrainingSettings
+from tidegate.config.training import TrainingSettings
 from tidegate.core.errors import TrainingError
 from tidegate.core.types import Example
 from tidegate.training.examples import render_example

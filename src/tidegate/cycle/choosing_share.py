@@ -11,7 +11,8 @@ from tidegate.core.types import Answer, Episode, JsonObject, Task
 from tidegate.cycle.machine import Report
 from tidegate.cycle.stages import CycleStages, arm_of, progress_of, traffic_decoding
 from tidegate.gate.arms import loaded
-from tidegate.gate.asking import SamplingOf, ask, seeded
+from tidegate.gate.asking import ask, seeded
+from tidegate.gate.evaluate import SamplingOf
 from tidegate.training import average_adapters
 
 MAX_FAULT_SHARE = 0.2

@@ -11,7 +11,7 @@ from typing import Any
 from pydantic import ValidationError
 
 from tidegate.artifacts import read_json
-from tidegate.config.settings import TrainingSettings
+from tidegate.config.training import TrainingSettings
 from tidegate.core.errors import ConfigError, TrainingError
 from tidegate.core.types import AdapterRef, JsonObject
 

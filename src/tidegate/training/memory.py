@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from tidegate.config.settings import TrainingSettings
+from tidegate.config.training import TrainingSettings
 from tidegate.core.errors import TrainingError
 from tidegate.training.model import LoraModel
 from tidegate.training.packing import TrainingSequence

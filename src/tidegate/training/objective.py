@@ -8,7 +8,7 @@ from dataclasses import replace
 
 import torch
 
-from tidegate.config.settings import TrainingSettings
+from tidegate.config.training import TrainingSettings
 from tidegate.core.errors import TrainingError
 from tidegate.core.objectives.advantages import group_advantages, reinforce_pp, rloo, running_mean_advantages
 from tidegate.core.types import Example

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch.nn.utils.rnn import pad_sequence
 
-from tidegate.config.settings import TrainingSettings
+from tidegate.config.training import TrainingSettings
 from tidegate.core.objectives.off_policy import effective_sample_size, truncated_importance
 from tidegate.core.objectives.policy import PolicyLoss, cispo, grpo, gspo, reinforce
 from tidegate.core.objectives.rows import Aggregation

@@ -13,7 +13,7 @@ from typing import Protocol, TypeAlias
 
 import torch
 
-from tidegate.config.settings import TrainingSettings
+from tidegate.config.training import TrainingSettings
 from tidegate.core.objectives.divergence import entropy as exact_entropy
 from tidegate.core.objectives.divergence import kl as exact_kl
 from tidegate.core.objectives.sft import weighted_nll
