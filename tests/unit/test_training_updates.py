@@ -174,6 +174,19 @@ def test_what_took_effect_is_told(trained: LoraModel, settings: dict[str, Any], 
     assert (effective["importance_cap"], effective["kl_coefficient"]) == (2.0, 0.1)
 
 
+@pytest.mark.parametrize("objective", ["grpo", "gspo", "cispo"])
+def test_the_configured_bounds_clip(trained: LoraModel, objective: str) -> None:
+    wide, _, forward = update_of(trained, batch(), objective=objective, clip_low=1.0, clip_high=1e9)
+    tight, _ = prepare_update(
+        forward, batch(), render(trained, batch()), list(trained.tensors.values()),
+        TrainingSettings.model_validate({"objective": objective, "clip_low": 0.0, "clip_high": 0.0}),
+        success_threshold=1.0,
+    )  # fmt: skip
+    shake(trained, seed=11, scale=0.05)
+    assert wide.gradients(wide.units).figures["clip_fraction"] == 0.0
+    assert tight.gradients(tight.units).figures["clip_fraction"] > 0.2
+
+
 def test_dr_grpo_divides_by_the_longest_completion(trained: LoraModel) -> None:
     losses: list[torch.Tensor] = []
     for settings in ({"max_completion": 64, "max_length": 500}, {"max_completion": 16, "max_length": 2000}):
