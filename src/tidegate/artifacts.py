@@ -13,7 +13,7 @@ import json
 import os
 import shutil
 import uuid
-from collections.abc import Generator
+from collections.abc import Generator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -105,6 +105,11 @@ def adapter_content_hash(weights_sha256: str, config: dict[str, Any], base_sha25
         value = config.get(name) or []
         fields[name] = value if isinstance(value, str) else sorted(value)
     return content_hash({"weights": weights_sha256, "config": fields, "base_sha256": base_sha256})
+
+
+def computation_of(config: Mapping[str, Any]) -> dict[str, Any]:
+    """Those fields of an adapter configuration that change what its weights compute; unset ones are left out."""
+    return {name: config[name] for name in _CONFIG_FIELDS if config.get(name) not in (None, False, "none", {}, [])}
 
 
 def adapter_base(directory: Path) -> str:

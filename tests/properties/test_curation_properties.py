@@ -130,7 +130,7 @@ each_world = settings(suppress_health_check=[HealthCheck.too_slow], deadline=Non
 
 def earlier(seen: Traffic, batch: Batch) -> list[Earlier]:
     episodes = {episode.id: episode for episode in seen[0]} | episodes_shown(seen[0], seen[2])
-    return [Earlier(example=e, episode=episodes.get(e.id) or episodes[e.id.partition("/")[0]]) for e in batch.examples]
+    return [Earlier(example=e, episode=episodes.get(e.id) or episodes[e.id.partition(" ")[0]]) for e in batch.examples]
 
 
 def curated(world: tuple[Traffic, Traffic], chosen: CurationSettings, seed: int, **options: Any) -> Batch:
@@ -154,7 +154,7 @@ def test_curation_nothing_vanishes(
     episodes, _, feedback = world[1]
     items = batch.manifest["items"]
     by_source = {
-        source: Counter(item["id"].partition("/")[0] for item in items if item["source"] == source)
+        source: Counter(item["id"].partition(" ")[0] for item in items if item["source"] == source)
         for source in ("episode", "interaction", "feedback")
     }
     assert set(by_source["episode"]) == {episode.id for episode in episodes}
@@ -162,7 +162,7 @@ def test_curation_nothing_vanishes(
     replayed = [item["id"] for item in items if item["source"] == "replay"]
     assert sorted(replayed) == sorted(example.id for example in first.examples)
     for episode in episodes:
-        own = [item for item in items if item["source"] == "episode" and item["id"].partition("/")[0] == episode.id]
+        own = [item for item in items if item["source"] == "episode" and item["id"].partition(" ")[0] == episode.id]
         assert len(own) == 1 or all("/" in item["id"] for item in own)
     assert sum(batch.counts.values()) == len(items)
     assert batch.counts.get("kept", 0) == len(batch.examples)
@@ -185,7 +185,7 @@ def test_curation_nothing_forbidden_trains_and_caps_hold(
         origin |= {item.id: origin[item.episode_id] for item in feedback if item.episode_id in origin}
     users: Counter[str] = Counter()
     for example in batch.examples:
-        episode = origin[example.id.partition("/")[0]]
+        episode = origin[example.id.partition(" ")[0]]
         assert episode.split is Split.TRAIN
         assert all(call.split is Split.TRAIN and call.consent for call in episode.interactions)
         assert example.weight > 0

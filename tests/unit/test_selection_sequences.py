@@ -50,14 +50,14 @@ def test_selection_calls_whose_prompt_was_tokenised_otherwise_are_a_sequence_eac
     # The second prompt spells the first completion with other tokens.
     sifted = token_sequences([episode(call([5, 6], [7, EOS]), call([5, 6, 77, EOS, 8], [10, EOS], 1))])
     assert [(item.example.id, item.example.token_ids, item.example.loss_mask) for item in sifted.kept] == [
-        ("e/0", (5, 6, 7, EOS), (0, 0, 1, 1)),
-        ("e/1", (5, 6, 77, EOS, 8, 10, EOS), (0, 0, 0, 0, 0, 1, 1)),
+        ("e 0", (5, 6, 7, EOS), (0, 0, 1, 1)),
+        ("e 1", (5, 6, 77, EOS, 8, 10, EOS), (0, 0, 0, 0, 0, 1, 1)),
     ]
 
 
 def test_selection_a_prompt_that_lacks_the_end_of_turn_does_not_continue() -> None:
     sifted = token_sequences([episode(call([5], [7, EOS]), call([5, 7], [10, EOS], 1))])
-    assert [item.example.id for item in sifted.kept] == ["e/0", "e/1"]
+    assert [item.example.id for item in sifted.kept] == ["e 0", "e 1"]
 
 
 @pytest.mark.parametrize(

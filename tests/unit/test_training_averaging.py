@@ -55,6 +55,6 @@ def test_adapters_of_another_shape_have_nothing_between(ends: tuple[Path, Path],
     config = json.loads((scaled / CONFIG_FILE).read_text(encoding="utf-8"))
     (scaled / CONFIG_FILE).write_text(json.dumps({**config, "lora_alpha": 3}), encoding="utf-8")
     for other in (smaller, scaled):
-        with pytest.raises(AdapterError, match="differ in base, rank, alpha"):
+        with pytest.raises(AdapterError, match="differ in base, rank, scale"):
             average_adapters(ends[0], other, tmp_path / "out", share=0.5)
     assert not (tmp_path / "out").exists()

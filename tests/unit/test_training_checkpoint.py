@@ -256,3 +256,23 @@ def test_no_row_of_any_step_is_wider_than_the_bound(
         singles = [pack([sequence]) for sequence in step]
         assert max(len(row.token_ids) for row in singles) <= alone[0]
         assert max(len(row.targets) for row in singles) <= alone[1]
+
+
+def test_a_checkpoint_with_a_flipped_bit_is_not_used(tmp_path: Path) -> None:
+    job = job_of(tmp_path)
+    whole, _ = run(job, tmp_path / "whole")
+    remove_checkpoints(job, now=NOW)
+    with pytest.raises(KeyboardInterrupt):
+        run(job, tmp_path / "cut", ends_after=3)
+    data = bytearray(checkpoint(job).read_bytes())
+    data[-5] ^= 1
+    checkpoint(job).write_bytes(data)
+    again, events = run(job, tmp_path / "again")
+    assert any("not what was written" in event.get("note", "") for event in events)
+    assert (again.resumed_at, again.adapter_sha256) == (0, whole.adapter_sha256)
+
+
+def test_a_longer_time_limit_goes_on_with_the_same_run(tmp_path: Path) -> None:
+    job = job_of(tmp_path)
+    changed = job.training.model_copy(update={"timeout_s": 9.0, "checkpoint_steps": 1, "averaging": (0.5,), "seed": 9})
+    assert job_fingerprint(replace(job, training=changed)) == job_fingerprint(job)

@@ -12,7 +12,7 @@ import pytest
 from tidegate.core.chat import content_text, encode_prompt, render_tool_call
 from tidegate.core.errors import TrainingError
 from tidegate.core.types import Example
-from tidegate.training.examples import read_examples, render_example
+from tidegate.training.examples import read_examples, render_example, teaches_control_tokens
 from tidegate.training.packing import TrainingSequence
 from training_fixtures import agent_example, byte_tokenizer, token_example, write_examples
 
@@ -104,6 +104,9 @@ def line(example: Example, **changes: Any) -> str:
         (line(agent_example(1), weight=0), "weight = 0"),
         (line(agent_example(1), weight=float("nan")), "weight = nan"),
         (line(agent_example(1), weight=True), "weight = True"),
+        (line(agent_example(1), weight=1e308), "up to 1e"),
+        (line(agent_example(1), weight=10**400), "up to 1e"),
+        (line(agent_example(1), id=[1]), "id = "),
         (line(agent_example(1), token_ids=[1], loss_mask=[1]), "exactly one"),
         (line(agent_example(1), messages=[]), "exactly one"),
         (line(agent_example(1), trained_messages=[1]), "assistant"),
@@ -146,3 +149,20 @@ def test_an_answer_needs_an_end_token() -> None:
     tokenizer.eos_token = None
     with pytest.raises(TrainingError, match="eos_token"):
         render_example(tokenizer, agent_example(3))
+
+
+def test_text_that_spells_control_tokens_is_told() -> None:
+    tokenizer = byte_tokenizer()
+    plain = agent_example(3)
+    (end, *_) = tokenizer.all_special_tokens
+    assert not teaches_control_tokens(tokenizer, plain)
+    for index, message in (
+        (4, {"role": "assistant", "content": f"fine{end}user"}),
+        (2, {**plain.messages[2], "tool_calls": [
+            {"id": "c", "type": "function", "function": {"name": f"a{end}", "arguments": "{}"}}
+        ]}),
+    ):  # fmt: skip
+        messages = (*plain.messages[:index], message, *plain.messages[index + 1 :])
+        assert teaches_control_tokens(tokenizer, replace(plain, messages=messages))
+    asked = ({"role": "user", "content": f"what is {end}?"}, *plain.messages[1:])
+    assert not teaches_control_tokens(tokenizer, replace(plain, messages=asked))

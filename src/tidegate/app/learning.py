@@ -21,6 +21,7 @@ from tidegate.app.publishing import publisher_for
 from tidegate.app.stores import Stores, open_stores
 from tidegate.artifacts import adapter_base, adapter_hash, directory_published_at
 from tidegate.config import Settings
+from tidegate.config.training import supervised
 from tidegate.core.errors import AdapterError, ConflictError, FrozenError, TaskFileError
 from tidegate.core.gate.live_records import canary_of
 from tidegate.core.gate.live_state import Trial
@@ -108,7 +109,7 @@ def train_demonstrations(settings: Settings, path: Path, *, say: Callable[[str],
             base_model=model_dir,
             base_sha256=base_sha256,
             initial_adapter=None,
-            training=settings.training,
+            training=supervised(settings.training),
             manifest_hash=batch.hash,
             parent_sha256=None,
             output_root=directory.adapters,
@@ -116,6 +117,8 @@ def train_demonstrations(settings: Settings, path: Path, *, say: Callable[[str],
             seed=settings.training.seed,
             success_threshold=settings.curation.success_threshold,
         )
+        if settings.training.objective != "sft":
+            say(f"demonstrations have no rewards: 'sft' trains them, not {settings.training.objective!r}")
         say(f"training on {len(batch.examples)} demonstrations")
         report = run_training(job, timeout_s=settings.training.timeout_s, nice=0, on_progress=_notes_for(say))
         candidate = Candidate(

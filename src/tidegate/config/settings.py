@@ -117,7 +117,9 @@ class RolloutSettings(Section):
 class CurationSettings(Section):
     """From scored episodes to a training batch."""
 
-    success_threshold: Fraction = Field(default=1.0, description="Lowest score of an episode that is trained on.")
+    success_threshold: float = Field(
+        default=1.0, gt=0.0, le=1.0, description="Lowest score of an episode that is trained on."
+    )
     near_success_quantile: Fraction = Field(
         default=0.55,
         description="Scores below the threshold that exceed this quantile of the window's scores, and half the "

@@ -116,3 +116,15 @@ class TrainingSettings(Section):
                 "'group', or set baseline = 'group'"
             )
         return self
+
+
+_OF_OTHER_OBJECTIVES = (
+    "baseline", "reward_scale", "slice_half_life", "aggregate", "max_completion", "clip_low", "clip_high",
+    "importance_cap", "preference_beta",
+)  # fmt: skip
+
+
+def supervised(settings: TrainingSettings) -> TrainingSettings:
+    """The same settings with ``sft`` as the objective, and the defaults of what only others read."""
+    kept = settings.model_dump(exclude={"objective", *_OF_OTHER_OBJECTIVES})
+    return TrainingSettings(objective="sft", **kept)

@@ -9,6 +9,7 @@ Source: Zelikman et al. (2022), STaR: Bootstrapping Reasoning With Reasoning, se
 from __future__ import annotations
 
 import re
+import unicodedata
 from collections.abc import Sequence
 from dataclasses import replace
 
@@ -20,7 +21,10 @@ HINT_LEAKED = "hint_leaked"
 NOT_ONE_SEQUENCE = "not_one_sequence"
 
 _NOISE = re.compile(r"[\s\"'\\]+")  # JSON escapes quotes, models wrap lines
-_ABOUT_A_HINT = re.compile(r"\bhint(?:s|ed)?\b", re.IGNORECASE)
+_ABOUT_A_HINT = re.compile(
+    r"(?<![a-z])(?:hint|hinweis)|\byou (?:told|gave|said)\b|\byour message\b|\bas (?:stated|given|told)\b",
+    re.IGNORECASE,
+)
 
 
 def with_hint(messages: Messages, hint: str) -> Messages | None:
@@ -34,9 +38,15 @@ def with_hint(messages: Messages, hint: str) -> Messages | None:
 
 
 def mentions_hint(said: Messages, hint: str, question: Messages) -> bool:
-    """Whether messages after the prompt repeat the hint, or speak of one where the question does not."""
-    text = "\n".join(map(_everything, said))
-    if _plain(hint) in _plain(text):
+    """Whether messages after the prompt repeat the hint or what it says, or speak of having been told.
+
+    Words are looked for in compatibility form and without invisible characters. That finds what a model that was given
+    the hint is likely to say, not everything that it could say. Where the question speaks of hints itself, the words
+    alone say nothing, and only the hint's own sentence counts.
+    """
+    text = _visible("\n".join(map(_everything, said)))
+    said_by_hint = _visible(hint).partition(":")[2] or hint
+    if any(_plain(part) in _plain(text) for part in (_visible(hint), said_by_hint)):
         return True
     return bool(_ABOUT_A_HINT.search(text)) and not _ABOUT_A_HINT.search("\n".join(map(_everything, question)))
 
@@ -84,6 +94,11 @@ def _everything(message: JsonObject) -> str:
     """Text of a message and of its tool calls."""
     calls = (call["function"] for call in message.get("tool_calls") or ())
     return "\n".join([content_text(message.get("content")), *(f"{call['name']} {call['arguments']}" for call in calls)])
+
+
+def _visible(text: str) -> str:
+    """Compatibility form without characters that only format."""
+    return "".join(c for c in unicodedata.normalize("NFKC", text) if unicodedata.category(c) != "Cf")
 
 
 def _plain(text: str) -> str:

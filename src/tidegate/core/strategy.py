@@ -37,6 +37,11 @@ def strategy_cluster(tools: Sequence[str], text: str) -> str:
     return f"{'>'.join(map(_shown, tools))}:{content_hash([list(tools), form])[:12]}"
 
 
+def tools_of(cluster: str) -> str:
+    """The part of a cluster's name that tells the tools."""
+    return cluster.rpartition(":")[0]
+
+
 def episode_cluster(episode: Episode) -> str:
     """The cluster of the first choices of an episode's calls."""
     choices = [call.choices[0] for call in episode.interactions if call.choices]

@@ -243,6 +243,9 @@ class Example:
     unknown or of a filtered distribution. ``reward`` in [0, 1] is the score of the answer, None for what nobody scored.
     ``group`` is equal for answers to the same prompt, None where no group is known. ``cluster`` names the strategy.
     ``sampled_at`` is the Unix time of the last call, None for what was not sampled.
+
+    The ``id`` of what comes from an episode is the episode's; where an episode gives several examples a space and a
+    number follow, which no episode's id may hold.
     """
 
     id: str

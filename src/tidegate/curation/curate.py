@@ -30,7 +30,7 @@ from tidegate.core.selection.limits import copy_key, distinct, dropped_example, 
 from tidegate.core.selection.near_copies import near_distinct
 from tidegate.core.selection.replay import Earlier, replay_size, replayable
 from tidegate.core.selection.sampling import balanced_draw, weighted_sample
-from tidegate.core.selection.sequences import Fresh, prompt_key, token_sequences
+from tidegate.core.selection.sequences import Fresh, origin_of, prompt_key, token_sequences
 from tidegate.core.selection.sifting import EPISODE, Dropped, Sifted, no_preference, sift
 from tidegate.core.strategy import episode_cluster
 from tidegate.core.types import Episode, Example, Feedback, Verdict
@@ -76,7 +76,7 @@ def curate(
         demonstrations: the operator's own; all of them train, a prompt's copies aside.
         rationalized: verified answers that were found with a hint and hold it no more, with the users whose tasks they
             answer; caps and weights hold for them and traffic together.
-        quarantined: ids of examples that trained what was rolled back; none from traffic trains again.
+        quarantined: ids of examples that trained what was rolled back; nothing of their episodes trains again.
         replay: examples of earlier batches that may train again, one record an id.
         keep_failures: for objectives that learn from rewards. Every judged answer stays, and nothing that looks at
             answers drops or weighs any: copies, near-copies and strategies of a group are what its mean is made of.
@@ -86,7 +86,9 @@ def curate(
         The batch; the same input in any order gives the same bytes.
     """
     judged = verdicts_by_episode(verdicts)
-    steps = _Steps(settings=settings, seed=seed, quarantined=frozenset(quarantined), keep_failures=keep_failures)
+    steps = _Steps(
+        settings=settings, seed=seed, quarantined=frozenset(map(origin_of, quarantined)), keep_failures=keep_failures
+    )
     fresh = steps.fresh(episodes, judged, now=now, cluster_of=cluster_of, rationalized=rationalized)
     given = steps.given(demonstrations)
     shown = steps.shown(shown_demonstrations(episodes, feedback, verifiers), given, fresh)
@@ -191,7 +193,11 @@ class _Steps:
 
     def _not_quarantined(self, fresh: Sequence[Fresh]) -> Sifted[Fresh]:
         """What did not train anything that was rolled back."""
-        return sift(fresh, lambda item: "quarantined" if item.example.id in self.quarantined else None, dropped_example)
+        return sift(
+            fresh,
+            lambda item: "quarantined" if origin_of(item.example.id) in self.quarantined else None,
+            dropped_example,
+        )
 
     def _is_success(self, item: Fresh) -> bool:
         return item.example.reward is not None and item.example.reward >= self.settings.success_threshold

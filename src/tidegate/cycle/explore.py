@@ -51,7 +51,8 @@ async def explore(stages: CycleStages, config: JsonObject, outputs: Outputs, rep
         if answers.faults.total() > settings.max_error_share * answers.asked:
             return _abstained(answers, settings)
         retried = Rationalized()
-        if settings.rationalize:
+        # Without a group and recorded probabilities only the likelihood can learn from it.
+        if settings.rationalize and config["training"]["objective"] == "sft":
             unsolved = [asked for asked in plan.chosen.kept if not asked.solved and asked.task.id not in answers.solved]
             retried = await rationalize(sampler, unsolved, answers.prompts, threshold=threshold)
     rollouts = _rollouts(stages, config, plan, answers, retried)

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 from tidegate.core.errors import ConfigError
 from tidegate.core.selection.replay import Earlier
+from tidegate.core.selection.sequences import origin_of
 from tidegate.core.types import Episode, Example, Split
 from tidegate.curation import Batch, episodes_shown, read_batch
 from tidegate.cycle.stages import CycleStages
@@ -44,8 +45,7 @@ def earlier_examples(stages: CycleStages, batches: Sequence[str], *, until: floa
     episodes = _episodes(stages, until) if examples else {}
     earlier: list[Earlier] = []
     for identifier, example in sorted(examples.items()):
-        # an episode whose calls are sequences of their own gave examples "<episode>/<number>"
-        episode = episodes.get(identifier) or episodes.get(identifier.rpartition("/")[0])
+        episode = episodes.get(origin_of(identifier))
         if episode is None:
             counts["without_episode"] += 1
         else:

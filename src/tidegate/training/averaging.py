@@ -12,7 +12,15 @@ from pathlib import Path
 import numpy as np
 from safetensors.numpy import load_file
 
-from tidegate.artifacts import CONFIG_FILE, MANIFEST_FILE, WEIGHTS_FILE, adapter_base, adapter_hash, read_json
+from tidegate.artifacts import (
+    CONFIG_FILE,
+    MANIFEST_FILE,
+    WEIGHTS_FILE,
+    adapter_base,
+    adapter_hash,
+    computation_of,
+    read_json,
+)
 from tidegate.core.errors import AdapterError
 from tidegate.training.derived import publish_derived
 
@@ -39,10 +47,10 @@ def average_adapters(start_dir: Path, end_dir: Path, out_root: Path, *, share: f
     start, end = load_file(start_dir / WEIGHTS_FILE), load_file(end_dir / WEIGHTS_FILE)
     configs = [read_json(folder / CONFIG_FILE, "adapter configuration") for folder in (start_dir, end_dir)]
     shapes = [{name: tensor.shape for name, tensor in tensors.items()} for tensors in (start, end)]
-    scales = [{name: config.get(name) for name in ("r", "lora_alpha")} for config in configs]
+    scales = [computation_of(config) for config in configs]
     if adapter_base(start_dir) != adapter_base(end_dir) or shapes[0] != shapes[1] or scales[0] != scales[1]:
         raise AdapterError(
-            f"adapters {start_sha256[:8]} and {end_sha256[:8]} differ in base, rank, alpha or adapted modules; only "
+            f"adapters {start_sha256[:8]} and {end_sha256[:8]} differ in base, rank, scale or adapted modules; only "
             "adapters of one shape have something between them"
         )
     mixed = {name: tensor + np.float32(share) * (end[name] - tensor) for name, tensor in sorted(start.items())}

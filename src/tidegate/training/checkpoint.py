@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -52,7 +53,13 @@ class CheckpointFile:
             state[name] = parameter.detach()
             held: Mapping[str, torch.Tensor] = optimizer.state[parameter]
             state.update({f"{key}:{name}": held[key] for key in _STATE})
-        about = {"schema": SCHEMA, "fingerprint": self.fingerprint, "progress": json.dumps(progress)}
+        told = json.dumps(progress)
+        about = {
+            "schema": SCHEMA,
+            "fingerprint": self.fingerprint,
+            "progress": told,
+            "sha256": _content_sha256(state, told),
+        }
         self.folder.mkdir(parents=True, exist_ok=True)
         write_atomically(self.folder / FILE, save(state, metadata=about))
 
@@ -77,8 +84,18 @@ class CheckpointFile:
         wanted = {key for name in tensors for key in (name, *(f"{part}:{name}" for part in _STATE))}
         if about.get("fingerprint") != self.fingerprint or set(state) != wanted:
             return None, "the checkpoint belongs to another run"
+        if about.get("sha256") != _content_sha256(state, about.get("progress", "")):
+            return None, "the checkpoint cannot be read (its content is not what was written)"
         with torch.no_grad():
             for name, parameter in tensors.items():
                 parameter.copy_(state[name])
                 optimizer.state[parameter] = {key: state[f"{key}:{name}"] for key in _STATE}
         return json.loads(about["progress"]), ""
+
+
+def _content_sha256(state: Mapping[str, torch.Tensor], progress: str) -> str:
+    digest = hashlib.sha256(progress.encode())
+    for name, tensor in sorted(state.items()):
+        digest.update(name.encode())
+        digest.update(tensor.contiguous().reshape(-1).view(torch.uint8).numpy().tobytes())
+    return digest.hexdigest()

@@ -14,6 +14,8 @@ from tidegate.training.job import TrainingJob
 FOLDER = ".checkpoints"
 SCHEMA = "tidegate.checkpoint/1"
 
+_WITHOUT_EFFECT = ("timeout_s", "checkpoint_steps", "averaging", "seed")  # the job has a seed of its own
+
 ABANDONED_S = 30 * 86400.0
 """Age after which nobody will go on with a run; younger ones may be under way, or wait to be."""
 
@@ -28,6 +30,7 @@ def job_fingerprint(job: TrainingJob) -> str:
     for place in ("examples", "base_model", "initial_adapter", "output_root"):
         del values[place]
     values["threads"] = job.compute_threads
+    values["training"] = {name: value for name, value in values["training"].items() if name not in _WITHOUT_EFFECT}
     return content_hash({"schema": SCHEMA, "torch": version("torch"), "examples": file_hash(job.examples), **values})
 
 

@@ -16,6 +16,7 @@ from tidegate.training.packing import TrainingSequence
 
 _FIELDS = {field.name for field in fields(Example)}
 _REQUIRED = {"id", "weight", "source", "kind"}
+_HEAVIEST = 1e6  # beyond it a float could not hold the sum of a batch and its smallest member
 _ROUNDING = 1e-4  # a recorded log-probability may lie above 0 by so much
 
 
@@ -26,6 +27,9 @@ class TrainingTokenizer(ChatTokenizer, Protocol):
 
     @property
     def all_special_ids(self) -> Sequence[int]: ...
+
+    @property
+    def all_special_tokens(self) -> Sequence[str]: ...
 
 
 def read_examples(path: Path) -> tuple[Example, ...]:
@@ -49,9 +53,12 @@ def _example(line: str, where: str) -> Example:
     if not isinstance(values, dict) or not _REQUIRED <= set(values) <= _FIELDS:
         found = sorted(values) if isinstance(values, dict) else type(values).__name__
         raise TrainingError(f"{where}: found {found}; an object with {sorted(_REQUIRED)} and any of {sorted(_FIELDS)}")
+    for name in ("id", "kind", "source"):
+        if not isinstance(values[name], str):
+            raise TrainingError(f"{where}: {name} = {values[name]!r}; a text is expected")
     weight: Any = values["weight"]
-    if isinstance(weight, bool) or not isinstance(weight, (int, float)) or not math.isfinite(weight) or weight <= 0:
-        raise TrainingError(f"{where}: weight = {weight!r}; a positive number is expected")
+    if isinstance(weight, bool) or not isinstance(weight, (int, float)) or not 0 < weight <= _HEAVIEST:
+        raise TrainingError(f"{where}: weight = {weight!r}; a number above 0 and up to {_HEAVIEST:g} is expected")
     known: dict[str, Any] = {name: tuple(value) if isinstance(value, list) else value for name, value in values.items()}
     try:
         return _checked(Example(**known))
@@ -125,6 +132,17 @@ def render_example(tokenizer: TrainingTokenizer, example: Example) -> tuple[Trai
         ) from error
     rendered.append(_sequence(example, tokens, mask))
     return tuple(rendered)
+
+
+def teaches_control_tokens(tokenizer: TrainingTokenizer, example: Example) -> bool:
+    """Whether the text of a trained message spells a token that ends turns or begins them.
+
+    Whoever may send demonstrations could teach the model to end its turn and speak as somebody else.
+    """
+    trained = [example.messages[index] for index in example.trained_messages]
+    texts = [content_text(message.get("content")) for message in trained]
+    texts += [render_tool_call(call) for message in trained for call in message.get("tool_calls") or ()]
+    return any(token in text for token in tokenizer.all_special_tokens for text in texts)
 
 
 def completion_tokens(

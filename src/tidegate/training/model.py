@@ -15,7 +15,7 @@ from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM, AutoTokenizer
 from transformers.modeling_layers import GradientCheckpointingLayer
 
-from tidegate.artifacts import CONFIG_FILE, WEIGHTS_FILE, adapter_base, adapter_hash, read_json
+from tidegate.artifacts import CONFIG_FILE, WEIGHTS_FILE, adapter_base, adapter_hash, computation_of, read_json
 from tidegate.core.errors import AdapterError, ConfigError, TrainingError
 from tidegate.training.job import TrainingJob
 
@@ -137,8 +137,7 @@ def _start_from(trained: LoraModel, job: TrainingJob, directory: Path) -> None:
         raise TrainingError(
             f"initial adapter {str(directory)!r} belongs to base {base}, the job's is {job.base_sha256}"
         )
-    shape = {name: config.get(name) for name in ("r", "lora_alpha")}
-    wanted = {"r": job.training.rank, "lora_alpha": job.training.alpha}
+    shape, wanted = computation_of(config), computation_of(trained.config)
     if shape != wanted:
         raise TrainingError(
             f"initial adapter {str(directory)!r} has {shape}, the settings ask for {wanted}; "

@@ -13,7 +13,7 @@ from tidegate.core.errors import TrainingError
 from tidegate.machine import available_memory_bytes
 from tidegate.training.adapter_files import largest_b, write_adapter
 from tidegate.training.checkpoint import checkpoint_of
-from tidegate.training.examples import read_examples, render_example
+from tidegate.training.examples import read_examples, render_example, teaches_control_tokens
 from tidegate.training.forward import prepare_forward
 from tidegate.training.job import TrainingJob, TrainingReport
 from tidegate.training.loop import Emit, LoopResult, run_loop, units_a_step
@@ -49,8 +49,10 @@ def train(job: TrainingJob, staging: Path, *, emit: Emit, clock: Callable[[], fl
     trained = load_model(job)
     if trained.trainable_parameters == 0:
         raise TrainingError("0 parameters are trainable: no linear layer of this base takes LoRA matrices")
-    rendered = [sequence for example in examples for sequence in render_example(trained.tokenizer, example)]
+    plain = [example for example in examples if not teaches_control_tokens(trained.tokenizer, example)]
+    rendered = [sequence for example in plain for sequence in render_example(trained.tokenizer, example)]
     kept, dropped = select_sequences(rendered, max_length=job.training.max_length)
+    dropped["control_tokens"] = len(examples) - len(plain)
     if not kept:
         raise TrainingError(
             f"no example to train on: {len(examples)} examples gave {len(rendered)} sequences, of which "

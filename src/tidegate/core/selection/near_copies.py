@@ -1,15 +1,17 @@
-"""Near-copies: examples of one strategy in which prompt and answer both say almost the same as another's."""
+"""Near-copies: examples that call the same tools, in which prompt and answer both say almost the same as another's."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from itertools import islice
 
 from tidegate.core.errors import RequestError
 from tidegate.core.selection.limits import dropped_example
 from tidegate.core.selection.near_duplicates import THRESHOLD, ShingleIndex, jaccard, shingles, text_shingles
 from tidegate.core.selection.sequences import Fresh
 from tidegate.core.selection.sifting import Sifted, no_preference, rank
+from tidegate.core.strategy import tools_of
 
 
 def near_distinct(
@@ -22,8 +24,9 @@ def near_distinct(
 ) -> Sifted[Fresh]:
     """Keep at most ``most`` (>= 1) examples that are near-copies of one another.
 
-    Two examples are near-copies when they are of one cluster and the shingles of their prompts, and those of their
-    answers, are similar enough. Shingles carry the numbers of their text: tasks of one template with other numbers are
+    Two examples are near-copies when they call the same tools in the same order, and the shingles of their prompts, and
+    those of their answers, are similar enough. (The form of the text that a cluster also names is not compared: one
+    other word makes another.) Shingles carry the numbers of their text: tasks of one template with other numbers are
     no copies. Examples are taken in the order that the seed stands for; one that ``most`` kept ones resemble goes.
     One whose prompt is unknown or holds something that is no text is compared with none.
 
@@ -38,19 +41,20 @@ def near_distinct(
         ValueError: the threshold is outside its range.
     """
     texts = [_texts(item) for item in fresh]
-    index = ShingleIndex([text.joint for text in texts], threshold=threshold)
+    index = ShingleIndex([text.joint for text in texts], threshold=threshold, all_at_once=False)
     kept: set[int] = set()
     for place in sorted(
         range(len(fresh)), key=lambda place: (not prefer(fresh[place]), rank(seed, fresh[place].example.id))
     ):
-        here = texts[place]
-        alike = (
+        here, tools = texts[place], tools_of(fresh[place].example.cluster)
+        copies = (
             other
             for other in index.near(here.joint)
-            if other in kept and fresh[other].example.cluster == fresh[place].example.cluster
+            if tools_of(fresh[other].example.cluster) == tools and here.resembles(texts[other], threshold)
         )
-        if sum(here.resembles(texts[other], threshold) for other in alike) < most:
+        if sum(1 for _ in islice(copies, most)) < most:
             kept.add(place)
+            index.admit(place)
     return Sifted(
         kept=tuple(item for place, item in enumerate(fresh) if place in kept),
         dropped=tuple(dropped_example(item, "near_duplicate") for place, item in enumerate(fresh) if place not in kept),

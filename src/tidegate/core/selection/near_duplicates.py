@@ -78,21 +78,29 @@ class ShingleIndex:
     Args:
         indexed: to compare with.
         threshold: Jaccard similarity in (0, 1] from which two sets count as near-duplicates.
+        all_at_once: else only what :meth:`admit` was called with is found.
 
     Raises:
         ValueError: the threshold is outside its range.
     """
 
-    def __init__(self, indexed: Sequence[frozenset[str]], *, threshold: float = THRESHOLD) -> None:
+    def __init__(
+        self, indexed: Sequence[frozenset[str]], *, threshold: float = THRESHOLD, all_at_once: bool = True
+    ) -> None:
         if not 0.0 < threshold <= 1.0:
             raise ValueError(f"threshold = {threshold!r}; a number in (0, 1] is accepted")
         self._threshold = threshold
         self._indexed = indexed
         self._frequency = Counter(shingle for members in indexed for shingle in members)
         self._holders: defaultdict[str, list[int]] = defaultdict(list)
-        for place, members in enumerate(indexed):
-            for shingle in self._prefix(members):
-                self._holders[shingle].append(place)
+        if all_at_once:
+            for place in range(len(indexed)):
+                self.admit(place)
+
+    def admit(self, place: int) -> None:
+        """Let an indexed set be found from now on."""
+        for shingle in self._prefix(self._indexed[place]):
+            self._holders[shingle].append(place)
 
     def near(self, wanted: frozenset[str]) -> Iterator[int]:
         """Places of the indexed sets that are similar enough, in rising order."""

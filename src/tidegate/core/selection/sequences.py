@@ -28,6 +28,11 @@ class Fresh:
     answer: str = ""
 
 
+def origin_of(example_id: str) -> str:
+    """Id of the episode, or of the feedback, that an example came from."""
+    return example_id.partition(" ")[0]
+
+
 def token_sequences(
     episodes: Sequence[Episode],
     *,
@@ -91,7 +96,7 @@ def _examples(episode: Episode, reward: float | None, cluster: str) -> list[Fres
     return [
         Fresh(
             example=Example(
-                id=episode.id if len(sequences) == 1 else f"{episode.id}/{index}",
+                id=episode.id if len(sequences) == 1 else f"{episode.id} {index}",
                 weight=1.0,
                 source=EPISODE,
                 kind=episode_kind(episode),

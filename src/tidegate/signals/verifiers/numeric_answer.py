@@ -82,6 +82,8 @@ def _read_reference(reference: Json) -> _Reference:
 def _as_fraction(value: Any) -> Fraction | None:
     if isinstance(value, str):
         return parse_number(value)
-    if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
+    if isinstance(value, bool) or not isinstance(value, int | float):
         return None
-    return Fraction(value) if isinstance(value, int) else Fraction(repr(value))
+    if isinstance(value, int):
+        return Fraction(value)
+    return Fraction(repr(value)) if math.isfinite(value) else None
