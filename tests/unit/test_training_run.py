@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import shutil
 import warnings
 from dataclasses import replace
 from pathlib import Path
@@ -16,9 +17,10 @@ from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM
 
 from tidegate.artifacts import CONFIG_FILE, MANIFEST_FILE, WEIGHTS_FILE, adapter_hash
-from tidegate.core.errors import TrainingError
+from tidegate.core.errors import AdapterError, TrainingError
 from tidegate.core.types import AdapterRef
 from tidegate.engines.embedded.adapters import merged_model, read_adapter
+from tidegate.training.averaging import average_adapters
 from tidegate.training.job import TrainingJob, TrainingReport
 from tidegate.training.model import base_fingerprint, load_model
 from tidegate.training.run import train
@@ -149,6 +151,20 @@ def test_an_initial_adapter_must_fit(
     with pytest.raises(TrainingError, match=says):
         run(job, tmp_path / "adapter")
     assert not (tmp_path / "adapter").exists()
+
+
+def test_an_initial_adapter_of_another_scale_is_refused(
+    first: tuple[TrainingJob, Path, TrainingReport], tmp_path: Path
+) -> None:
+    """The same rank and alpha; the engine would serve it at alpha / sqrt(rank), training compute alpha / rank."""
+    champion = tmp_path / "champion"
+    shutil.copytree(first[1], champion)
+    config = json.loads((champion / CONFIG_FILE).read_text(encoding="utf-8"))
+    (champion / CONFIG_FILE).write_text(json.dumps({**config, "use_rslora": True}), encoding="utf-8")
+    with pytest.raises(TrainingError, match="use_rslora"):
+        run(tiny_job(tmp_path, initial_adapter=champion), tmp_path / "adapter")
+    with pytest.raises(AdapterError, match="rank, scale"):
+        average_adapters(first[1], champion, tmp_path / "out", share=0.5)
 
 
 def test_an_initial_adapter_with_other_tensors_is_refused(
