@@ -12,7 +12,7 @@ help: ## list the targets
 setup: ## make .venv with everything that development needs
 	scripts/setup --profile test
 
-demo: ## serve, learn, gate, swap and roll back on a small real model (about twelve minutes)
+demo: ## serve, learn, gate, swap and roll back on a small real model (about nine minutes)
 	scripts/setup --profile demo
 	.venv/bin/tidegate demo $(DEMO_ARGS)
 
