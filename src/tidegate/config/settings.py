@@ -104,8 +104,8 @@ class RolloutSettings(Section):
     )
     rationalize: bool = Field(
         default=True,
-        description="Ask a task that nobody solved once more with the right answer as a hint, and train on a verified "
-        "answer without the hint.",
+        description="With objective 'sft': ask a task that nobody solved once more with the right answer as a hint, "
+        "and train on a verified answer without the hint.",
     )
     max_error_share: Fraction = Field(
         default=0.2,

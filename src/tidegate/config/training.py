@@ -83,7 +83,7 @@ class TrainingSettings(Section):
         default=1024, description="Tokens that one forward and backward pass computes; memory grows with it."
     )
     gradient_checkpointing: bool = Field(
-        default=False, description="Compute layers again in the backward pass: a third of the memory, a third slower."
+        default=False, description="Compute layers again in the backward pass: less memory, more time."
     )
     checkpoint_steps: int = Field(
         default=50, ge=0, description="Steps between checkpoints from which a killed run goes on; 0 writes none."
