@@ -12,7 +12,7 @@ from tidegate.core.errors import RequestError
 from tidegate.core.selection.limits import dropped_example
 from tidegate.core.selection.sequences import Fresh, prompt_key
 from tidegate.core.selection.sifting import DEMONSTRATION, Sifted, limit
-from tidegate.core.types import Example, Messages, Task, Tools
+from tidegate.core.types import Example, Messages, Tools
 
 
 def demonstration_example(
@@ -38,13 +38,6 @@ def demonstration_example(
         messages=messages,
         tools=tools,
         trained_messages=trained,
-    )
-
-
-def task_demonstration(task: Task, answer: Messages) -> Example:
-    """The example of a task and the messages that solve it; its id is the task's with ``demonstration/``."""
-    return demonstration_example(
-        f"demonstration/{task.id}", opening=task.messages, tools=task.tools, answer=answer, kind=task.kind
     )
 
 
