@@ -7,12 +7,15 @@ from dataclasses import replace
 from typing import Any
 
 from tidegate.config.settings import CurationSettings
+from tidegate.core.selection.demonstrations import demonstration_example
 from tidegate.core.types import (
     Choice,
     Episode,
+    Example,
     Feedback,
     Interaction,
     JsonObject,
+    Messages,
     Outcome,
     Sampling,
     Split,
@@ -111,3 +114,10 @@ def run(
 
 def reasons(batch: Batch) -> dict[str, str]:
     return {item["id"]: item["reason"] for item in batch.manifest["items"]}
+
+
+def task_demonstration(task: Task, answer: Messages) -> Example:
+    """The example of a task and the messages that solve it; its id is the task's with ``demonstration/``."""
+    return demonstration_example(
+        f"demonstration/{task.id}", opening=task.messages, tools=task.tools, answer=answer, kind=task.kind
+    )

@@ -8,14 +8,13 @@ from pathlib import Path
 
 import pytest
 
-from curation_world import TASK, call, episode, reasons, run, said, shown, verdict
+from curation_world import TASK, call, episode, reasons, run, said, shown, task_demonstration, verdict
 from engine_fixtures import byte_tokenizer
 from tidegate.core.chat import encode_prompt
 from tidegate.core.errors import ConfigError
 from tidegate.core.hashing import content_hash
-from tidegate.core.selection.demonstrations import demonstration_example
 from tidegate.core.strategy import strategy_cluster
-from tidegate.core.types import Episode, Example, Feedback, Messages, Outcome, Split, Task, Verdict
+from tidegate.core.types import Episode, Example, Feedback, Outcome, Split, Verdict
 from tidegate.curation import Batch, read_batch, write_batch
 from tidegate.training.examples import render_example
 
@@ -26,13 +25,6 @@ KNOWS_TOOLS = (
     "{% if add_generation_prompt %}<|im_start|>assistant {% endif %}"
 )
 """A chat template that renders tools itself."""
-
-
-def task_demonstration(task: Task, answer: Messages) -> Example:
-    """The example of a task and the messages that solve it; its id is the task's with ``demonstration/``."""
-    return demonstration_example(
-        f"demonstration/{task.id}", opening=task.messages, tools=task.tools, answer=answer, kind=task.kind
-    )
 
 
 def test_curation_a_verified_success_trains_on_its_sampled_tokens() -> None:

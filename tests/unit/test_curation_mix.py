@@ -9,8 +9,7 @@ from typing import Any
 
 import pytest
 
-from curation_world import TASK, call, episode, reasons, run, said, shown, verdict
-from tidegate.core.selection.demonstrations import task_demonstration
+from curation_world import TASK, call, episode, reasons, run, said, shown, task_demonstration, verdict
 from tidegate.core.selection.replay import Earlier
 from tidegate.core.selection.sequences import Fresh
 from tidegate.core.types import Episode, Example, Feedback, Outcome, Split, Task, Verdict
