@@ -65,6 +65,11 @@ class FakeEngine:
     async def probe(self, name: str, *, against: str | None, prompts: Sequence[Messages]) -> ProbeResult:
         return ProbeResult(name=name, sha256=self.adapters[name].sha256, max_logit_difference=1.0)
 
+    async def sequence_logprobs(
+        self, adapter: str | None, token_ids: Sequence[int], *, first: int = 1
+    ) -> tuple[float, ...]:
+        return tuple(-0.125 for _ in token_ids[first:])
+
     async def health(self) -> EngineHealth:
         detail = "ready" if self.ready else "still loading"
         return EngineHealth(ready=self.ready, detail=detail, queued=0, running=self.holding)

@@ -71,6 +71,8 @@ class ScriptedEngine:
     faults: dict[tuple[str | None, str], str] = field(default_factory=dict)
     differences: dict[str, float] = field(default_factory=dict)
     entropy: dict[str | None, float] = field(default_factory=dict)  # factor on the log-probabilities
+    logprob: dict[str | None, float] = field(default_factory=dict)  # of any token of a given sequence
+    scored: list[tuple[str | None, tuple[int, ...], int]] = field(default_factory=list)
     replica: str = "scripted-0"
     base_sha256: str = BASE
     loaded: dict[str, AdapterRef] = field(default_factory=dict)
@@ -96,6 +98,14 @@ class ScriptedEngine:
         assert prompts
         difference = self.differences.get(name, 1.0)
         return ProbeResult(name=name, sha256=self.loaded[name].sha256, max_logit_difference=difference)
+
+    async def sequence_logprobs(
+        self, adapter: str | None, token_ids: Sequence[int], *, first: int = 1
+    ) -> tuple[float, ...]:
+        if adapter is not None and adapter not in self.loaded:
+            raise AdapterError(f"adapter {adapter!r} is not loaded")
+        self.scored.append((adapter, tuple(token_ids), first))
+        return tuple(self.logprob.get(adapter, -0.1) for _ in token_ids[first:])
 
     async def health(self) -> EngineHealth:
         return EngineHealth(ready=True, detail="ready", queued=0, running=0)
@@ -370,7 +380,13 @@ class GateWorld:
     async def screen(self, name: str, skill: float, dev: Sequence[Task], **options: Any) -> Any:
         candidate, arm = self.challenger(name, skill)
         return await self.gate().screen_candidate(
-            candidate, challenger=arm, champion=self.champion, dev=dev, decoding=Sampling(), **options
+            candidate,
+            challenger=arm,
+            champion=self.champion,
+            anchor=self.anchor,
+            dev=dev,
+            decoding=Sampling(),
+            **options,
         )
 
     def _clock(self) -> float:

@@ -65,6 +65,7 @@ min_dev_pairs = 4
 dev_rule = "above"
 max_no_reply_increase = 0.5
 max_invalid_tool_call_increase = 0.5
+kl_budget = 50.0
 [triggers]
 max_error_ratio = 2.0
 min_calls = 50

@@ -68,6 +68,11 @@ class ShelfEngine:
         same = self.lies == "base answers" or (against is not None and self.shelf[against].sha256 == sha256)
         return ProbeResult(name=name, sha256=sha256, max_logit_difference=0.0 if same else 1.5)
 
+    async def sequence_logprobs(
+        self, adapter: str | None, token_ids: Sequence[int], *, first: int = 1
+    ) -> tuple[float, ...]:
+        raise EngineError(f"sequence of {len(token_ids)} tokens: this engine answers nothing")
+
     async def health(self) -> EngineHealth:
         return EngineHealth(ready=True, detail="", queued=0, running=0)
 

@@ -46,6 +46,10 @@ def test_a_decision_is_explained_condition_by_condition(world: LoopWorld) -> Non
     decision = world.decisions()[-1]
     looks = told(world, "gate", "explain", decision["candidate"])
     assert [look["stage"] for look in looks] == ["screen", "certify"]
+    divergence, rest = looks[0]["kl_to_anchor"].split(" ", 1)
+    assert 0.0 < float(divergence) < 50.0
+    assert rest.startswith("nats per token over ")
+    assert rest.endswith(" tokens, at most 50")
     conditions = looks[-1]["conditions"]
     assert all(condition["holds"] for condition in conditions)
     assert conditions[0]["condition"] == "better than the champion"

@@ -17,6 +17,7 @@ from safetensors.torch import save_file
 from transformers import AutoModelForCausalLM
 
 from engine_fixtures import (
+    LONGEST,
     answer,
     byte_tokenizer,
     call,
@@ -65,6 +66,32 @@ async def test_a_merged_adapter_computes_what_peft_computes(
     expected = expected.gather(1, torch.tensor(ids)[1:, None])[:, 0].tolist()
     assert await engine.sequence_logprobs("a", ids) == pytest.approx(expected, abs=1e-4)
     assert await engine.sequence_logprobs(None, ids) != pytest.approx(expected, abs=1e-2)
+
+
+async def test_the_log_probabilities_of_an_answer_are_the_tail_of_the_sequences(engine: EmbeddedEngine) -> None:
+    ids = encode_prompt(byte_tokenizer(), PROMPTS[1], ())
+    whole = await engine.sequence_logprobs(None, ids)
+    assert len(whole) == len(ids) - 1
+    for first in (1, 2, len(ids) - 1):
+        assert await engine.sequence_logprobs(None, ids, first=first) == pytest.approx(whole[first - 1 :], abs=1e-5)
+
+
+@pytest.mark.parametrize(("length", "first"), [(3, 0), (3, 3), (1, 1), (0, 1)])
+async def test_a_token_without_any_before_it_has_no_log_probability(
+    engine: EmbeddedEngine, length: int, first: int
+) -> None:
+    with pytest.raises(RequestError, match=f"first is {first} of {length} tokens"):
+        await engine.sequence_logprobs(None, [5] * length, first=first)
+
+
+async def test_a_sequence_longer_than_the_context_has_no_log_probabilities(engine: EmbeddedEngine) -> None:
+    with pytest.raises(RequestError, match=f"has {LONGEST} tokens"):
+        await engine.sequence_logprobs(None, [5] * (LONGEST + 1))
+
+
+async def test_an_adapter_that_is_not_loaded_has_no_log_probabilities(engine: EmbeddedEngine) -> None:
+    with pytest.raises(AdapterError, match="gone"):
+        await engine.sequence_logprobs("gone", [5, 6, 7])
 
 
 async def test_untouched_tensors_are_shared_with_the_base(

@@ -38,6 +38,7 @@ from tidegate.core.gate import (
     ScreenPassed,
     describe,
     gate_state,
+    reasons_of,
     verify_audit,
 )
 from tidegate.core.gate.live_state import QUARANTINE
@@ -45,6 +46,7 @@ from tidegate.core.gate.policy import CollapseRules
 from tidegate.core.statistics import betting_p_value
 from tidegate.core.types import AdapterRef, Answer, AuditRecord, GenerationRequest, JsonObject, Outcome, Sampling, Task
 from tidegate.gate import Arm, KeyPair, verify_certificate
+from tidegate.gate.screening import MAX_KL_CALLS
 from tidegate.ports.signals import Judgement
 
 
@@ -607,7 +609,12 @@ async def test_only_the_candidates_own_adapter_is_judged(world: GateWorld, arm: 
     candidate, _ = world.challenger("good", 0.8)
     with pytest.raises(GateError, match=words):
         await world.gate().screen_candidate(
-            candidate, challenger=arm, champion=world.champion, dev=make_tasks(20), decoding=Sampling()
+            candidate,
+            challenger=arm,
+            champion=world.champion,
+            anchor=world.anchor,
+            dev=make_tasks(20),
+            decoding=Sampling(),
         )
 
 
@@ -666,14 +673,97 @@ async def test_a_screen_passes_and_is_recorded(world: GateWorld) -> None:
     assert verify_audit(world.audit.read()).screens == 1
 
 
-async def test_a_measured_kl_is_recorded_and_held_to_the_budget(world: GateWorld) -> None:
+# The challenger gives its own tokens a log-probability of -0.1, so that k3 at a reference of -0.4 is
+# exp(-0.3) - 1 + 0.3.
+K3 = math.exp(-0.3) - 1 + 0.3
+
+
+async def test_the_divergence_from_the_anchor_is_measured_on_the_challengers_own_answers(world: GateWorld) -> None:
     world.policy = make_policy(screen__kl_budget=0.05)
-    assert isinstance((await world.screen("good", 0.8, make_tasks(30, "d"))).result, ScreenAbstained)
-    screened = await world.screen("good", 0.8, make_tasks(30, "d"), kl=0.01)
-    assert isinstance(screened.result, ScreenPassed)
-    assert (screened.record.body["kl"], screened.record.body["not_measured"]) == (0.01, ["canary prompts"])
-    assert isinstance((await world.screen("good", 0.8, make_tasks(30, "d"), kl=0.1)).result, ScreenFailed)
-    assert verify_audit(world.audit.read()).screens == 3
+    world.engine.logprob = {"good": -0.1, None: -0.4, "champion": -9.0}
+    body = (await world.screen("good", 0.8, make_tasks(30, "d"))).record.body
+    assert body["kl"] == {
+        "nats_per_token": pytest.approx(K3, rel=1e-12),
+        "tokens": 60,
+        "calls": 30,
+        "reference_sha256": world.anchor.sha256,
+    }
+    assert body["not_measured"] == ["canary prompts"]
+    assert set(world.engine.scored) == {("good", (1, 2, 5, 6), 2), (None, (1, 2, 5, 6), 2)}
+    assert any(words == "KL 0.0408 nats per token over 60 tokens" for words in body["reasons"])
+    assert verify_audit(world.audit.read()).screens == 1
+
+
+async def test_a_challenger_beyond_its_kl_budget_fails(world: GateWorld) -> None:
+    world.policy = make_policy(screen__kl_budget=0.04)
+    world.engine.logprob = {None: -0.4}
+    result = (await world.screen("good", 0.8, make_tasks(30, "d"))).result
+    assert isinstance(result, ScreenFailed)
+    assert result.reasons == ("KL to the reference is 0.0408 nats per token over 60 tokens > budget 0.04",)
+    assert verify_audit(world.audit.read()).screens == 1
+
+
+async def test_at_most_so_many_calls_are_measured(world: GateWorld) -> None:
+    world.policy = make_policy(screen__kl_budget=0.04)
+    tasks = [make_task(f"d{n:03}", with_tools=True) for n in range(40)]
+    body = (await world.screen("good", 0.8, tasks)).record.body
+    assert (body["kl"]["calls"], body["kl"]["tokens"]) == (MAX_KL_CALLS, 32 * 1 + 32 * 2)
+    assert len(world.engine.scored) == 2 * MAX_KL_CALLS
+
+
+async def test_without_a_budget_no_divergence_is_measured(world: GateWorld) -> None:
+    body = (await world.screen("good", 0.8, make_tasks(30, "d"))).record.body
+    assert body["kl"] is None
+    assert world.engine.scored == []
+
+
+async def test_an_anchor_is_loaded_to_be_measured_against_and_forgotten_again(world: GateWorld) -> None:
+    world.policy = make_policy(screen__kl_budget=0.05)
+    world.engine.skill["anchor"] = 0.4
+    world.anchor = Arm.of(adapter("anchor"), base_sha256=BASE)
+    await world.screen("good", 0.8, make_tasks(30, "d"))
+    assert ("anchor", (1, 2, 5, 6), 2) in world.engine.scored
+    assert world.engine.loaded == {}
+
+
+async def test_a_divergence_stands_only_for_the_anchor_that_it_was_measured_against(world: GateWorld) -> None:
+    world.policy = make_policy(screen__kl_budget=0.05)
+    first = await world.screen("good", 0.8, make_tasks(30, "d"))
+    world.engine.scored.clear()
+    assert await world.screen("good", 0.8, make_tasks(30, "d")) == first
+    assert world.engine.scored == []
+    world.engine.skill["anchor"] = 0.4
+    world.anchor = Arm.of(adapter("anchor"), base_sha256=BASE)
+    again = await world.screen("good", 0.8, make_tasks(30, "d"))
+    assert again.record.body["kl"]["reference_sha256"] == world.anchor.sha256
+    assert again.record.seq == first.record.seq + 1
+
+
+@pytest.mark.parametrize("logprob", [-math.inf, math.nan, 1e4])
+async def test_a_divergence_that_is_not_finite_stops_the_gate(world: GateWorld, logprob: float) -> None:
+    world.policy = make_policy(screen__kl_budget=0.05)
+    world.engine.logprob = {None: logprob}
+    with pytest.raises(GateError, match="the divergence of 'good' from 'the base model' over 60 tokens is"):
+        await world.screen("good", 0.8, make_tasks(30, "d"))
+    assert world.engine.loaded == {}
+    assert list(world.audit.read()) == []
+
+
+async def test_a_policy_with_a_kl_budget_abstains_where_nothing_was_said(world: GateWorld) -> None:
+    world.policy = make_policy(screen__kl_budget=0.05, sealed__max_error_share=1.0)
+    world.engine.faults = {("good", task.id): "error" for task in make_tasks(30, "d")}
+    result = (await world.screen("good", 0.8, make_tasks(30, "d"))).result
+    assert isinstance(result, ScreenAbstained)
+    assert "KL to the reference was not measured" in reasons_of(result)[-1]
+
+
+async def test_a_falsified_divergence_does_not_verify(world: GateWorld) -> None:
+    world.policy = make_policy(screen__kl_budget=0.04)
+    world.engine.logprob = {None: -0.4}
+    body = dict((await world.screen("good", 0.8, make_tasks(30, "d"))).record.body)
+    body["kl"] = {**body["kl"], "nats_per_token": 0.01}
+    with pytest.raises(AuditError, match="field 'decision'"):
+        verify_audit([next_record(None, kind="screen", body=body, time=1.0)])
 
 
 async def test_a_screen_stands_until_something_that_it_saw_changes(world: GateWorld) -> None:

@@ -18,6 +18,7 @@ from tidegate.core.gate import (
     reasons_of,
     screen,
 )
+from tidegate.core.gate.screen import ReferenceKl
 
 PASS, FAIL = Row(passed=True), Row(passed=False)
 
@@ -31,6 +32,10 @@ def pairs(better: int, worse: int, both: int) -> Pairs:
     return columns_of(rows(better, worse, both))
 
 
+def kl(nats: float) -> ReferenceKl:
+    return ReferenceKl(nats_per_token=nats, tokens=200, calls=20, reference_sha256="b" * 64)
+
+
 GOOD = rows(4, 1, 10)
 EVIDENCE = ScreenEvidence(
     challenger_sha256="c" * 64,
@@ -38,7 +43,7 @@ EVIDENCE = ScreenEvidence(
     logit_difference=0.5,
     pairs=columns_of(GOOD),
     canary_prompts=(("hello", True),),
-    kl=0.01,
+    kl=kl(0.01),
 )
 
 
@@ -46,7 +51,8 @@ def test_a_better_challenger_passes() -> None:
     result = screen(EVIDENCE, make_policy(screen__kl_budget=0.1))
     assert isinstance(result, ScreenPassed)
     assert describe(result) == (
-        "pass: dev success 14 against the champion's 11 of 15; 1 canary prompts right; KL 0.01 nats per token"
+        "pass: dev success 14 against the champion's 11 of 15; 1 canary prompts right; "
+        "KL 0.01 nats per token over 200 tokens"
     )
 
 
@@ -61,7 +67,11 @@ def test_what_was_not_measured_is_said() -> None:
         ({"champion_sha256": "c" * 64}, {}, "nothing changed"),
         ({"logit_difference": 0.0}, {}, "training changed nothing"),
         ({"canary_prompts": (("a", True), ("b", False), ("c", False))}, {}, "canary prompts answered wrongly: b, c"),
-        ({"kl": 0.2}, {"screen__kl_budget": 0.1}, "KL to the reference is 0.2 nats per token > budget 0.1"),
+        (
+            {"kl": kl(0.2)},
+            {"screen__kl_budget": 0.1},
+            "KL to the reference is 0.2 nats per token over 200 tokens > budget 0.1",
+        ),
         ({"pairs": pairs(1, 1, 13)}, {}, "dev success 14 of 15; more than the champion's 14 is needed"),
         (
             {"pairs": pairs(1, 2, 12)},

@@ -36,12 +36,16 @@ def explain(settings: Settings, candidate_id: str) -> list[JsonObject]:
 
 def _screened(record: AuditRecord) -> JsonObject:
     body = record.body
+    kl, budget = body["kl"], body["policy"]["screen"].get("kl_budget")
     return {
         "audit_seq": record.seq,
         "stage": "screen",
         "decision": body["decision"],
         "reasons": body["reasons"],
         "dev_success": f"{body['challenger_passed']} against {body['champion_passed']} of {body['pairs']}",
+        "kl_to_anchor": None
+        if kl is None
+        else f"{kl['nats_per_token']:.3g} nats per token over {kl['tokens']} tokens, at most {budget:.3g}",
         "not_measured": body["not_measured"],
     }
 

@@ -210,6 +210,7 @@ async def screen(stages: CycleStages, config: JsonObject, outputs: Outputs, repo
             candidate,
             challenger=arm_of(stages, candidate.adapter_sha256),
             champion=arm_of(stages, served_content(stages, "champion")),
+            anchor=arm_of(stages, served_content(stages, "anchor")),
             dev=dev,
             decoding=traffic_decoding(episodes),
         )

@@ -11,8 +11,8 @@ from tidegate.core.gate.samples import SampleEvidence, measure_samples, sampled_
 from tidegate.core.gate.state import Epoch
 from tidegate.core.types import Answer, Task
 from tidegate.gate.arms import Arm
-from tidegate.gate.asking import ask, decoding_from_json, seeded
-from tidegate.gate.evaluate import Grading, SamplingOf
+from tidegate.gate.asking import ask, ask_episodes, decoding_from_json, seeded
+from tidegate.gate.evaluate import Evaluated, Grading, SamplingOf
 from tidegate.ports import Engine, SealedStore
 
 OnProgress: TypeAlias = Callable[[str, int, int], None]
@@ -68,6 +68,17 @@ class Collector:
             self._engine, arm, missing, sampling=sampling, grading=self._grading, keep=keep, sample=sample
         )
         return kept | asked
+
+    async def episodes(self, name: str, arm: Arm, tasks: Sequence[Task], sampling: SamplingOf) -> dict[str, Evaluated]:
+        """As :meth:`answers` of tasks that are not sealed, with the calls behind each answer."""
+        done = 0
+
+        async def count(answer: Answer) -> None:
+            nonlocal done
+            done += 1
+            self._on_progress(name, done, len(tasks))
+
+        return await ask_episodes(self._engine, arm, tasks, sampling=sampling, grading=self._grading, keep=count)
 
     async def samples(
         self, challenger: Arm, anchor: Arm, tasks: Sequence[Task], epoch: Epoch, rules: CollapseRules

@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 from tidegate.core.errors import FrozenError
@@ -42,7 +42,7 @@ from tidegate.core.gate.state import (
 )
 from tidegate.core.hashing import content_hash
 from tidegate.core.types import Answer, AuditRecord, Candidate, Sampling, Task
-from tidegate.gate.arms import Arm, check_challenger, loaded, logit_difference
+from tidegate.gate.arms import Arm, check_challenger, loaded
 from tidegate.gate.asking import (
     SEED_RULE,
     check_same_grading,
@@ -57,6 +57,7 @@ from tidegate.gate.collecting import Collector, OnProgress
 from tidegate.gate.evaluate import Clock, Grading
 from tidegate.gate.journal import Journal
 from tidegate.gate.keys import KeyPair
+from tidegate.gate.screening import screen_evidence
 from tidegate.ports import AuditLog, Engine, SealedStore
 
 _DAY_S = 86400.0
@@ -127,8 +128,8 @@ class Gate:
         champion: Arm,
         dev: Sequence[Task],
         decoding: Sampling,
+        anchor: Arm,
         canary_prompts: Sequence[Task] = (),
-        kl: float | None = None,
     ) -> Screened:
         """Take the free look at the dev set and record it.
 
@@ -140,7 +141,8 @@ class Gate:
                 tasks of closed epochs fill them up.
             decoding: the traffic's sampling settings; ``n`` and ``seed`` are set here.
             canary_prompts: tasks that must be passed, asked greedily.
-            kl: nats per token to the reference, if it was measured.
+            anchor: the last release that a person signed: the reference of the divergence, which is measured where the
+                policy has a budget for it.
 
         Raises:
             GateError: the arms do not fit the candidate or the engine, or the probe failed.
@@ -158,40 +160,24 @@ class Gate:
                 **self._given(candidate, champion, tasks),
                 "decoding": decoding_to_json(decoding),
                 "seeds": {"seed": content_hash([task.id for task in tasks]), "rule": SEED_RULE},
-                "kl": kl,
             }
-            earlier = find_screen(records, given)
+            reference = None if self._policy.screen.kl_budget is None else anchor
+            earlier = find_screen(records, given, reference_sha256=reference and reference.sha256)
             if earlier is not None:
                 result, _ = decide_screen({name: earlier.body[name] for name in SCREEN_GIVEN})
                 return Screened(result=result, record=earlier)
-            given |= await self._screen_evidence(challenger, champion, dev, canary_prompts, given)
+            given |= await screen_evidence(
+                self._engine,
+                self._collector,
+                given,
+                challenger=challenger,
+                champion=champion,
+                reference=reference,
+                dev=dev,
+                canary_prompts=canary_prompts,
+            )
             result, body = decide_screen(given)
             return Screened(result=result, record=await self._journal.append(SCREEN, body))
-
-    async def _screen_evidence(
-        self,
-        challenger: Arm,
-        champion: Arm,
-        dev: Sequence[Task],
-        canary_prompts: Sequence[Task],
-        given: Mapping[str, Any],
-    ) -> dict[str, Any]:
-        """What the engine shows of an adapter that is not the champion itself."""
-        if challenger.sha256 == champion.sha256:
-            nothing = encode_pairs(paired([], challenger={}, champion={}))
-            return {"logit_difference": 0.0, "canary_prompts": [], "outcomes": nothing}
-        decoding, seed = decoding_from_json(given["decoding"]), given["seeds"]["seed"]
-        sampling, greedy = seeded(decoding, seed), seeded(replace(decoding, temperature=0.0), seed)
-        async with loaded(self._engine, challenger, champion):
-            difference = await logit_difference(self._engine, challenger, champion, [*dev, *canary_prompts])
-            prompts = await self._collector.answers("canary prompts", challenger, canary_prompts, greedy)
-            ours = await self._collector.answers("challenger", challenger, dev, sampling)
-            theirs = await self._collector.answers("champion", champion, dev, sampling)
-        return {
-            "logit_difference": difference,
-            "canary_prompts": [[task_id, answer.passed] for task_id, answer in sorted(prompts.items())],
-            "outcomes": encode_pairs(paired(dev, challenger=ours, champion=theirs)),
-        }
 
     async def certify_candidate(
         self,

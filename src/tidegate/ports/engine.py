@@ -76,6 +76,17 @@ class Engine(Protocol):
         """Compare next-token logits of ``name`` with those of ``against`` (None: the base) on ``prompts``."""
         ...
 
+    async def sequence_logprobs(
+        self, adapter: str | None, token_ids: Sequence[int], *, first: int = 1
+    ) -> tuple[float, ...]:
+        """Log-probability, at temperature 1, of each token from index ``first`` on given all before it (T - first).
+
+        Raises:
+            AdapterError: ``adapter`` is not loaded.
+            RequestError: ``first`` is not in [1, T), or the sequence is longer than the context.
+        """
+        ...
+
     async def health(self) -> EngineHealth:
         """Whether requests would be served now."""
         ...

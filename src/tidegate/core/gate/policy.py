@@ -93,7 +93,7 @@ class ScreenRules:
     """The free look at the dev set: it saves looks at sealed sets and controls no error rate.
 
     ``dev_rule``: the challenger must pass more dev tasks than the champion (``above``) or as many
-    (``not_below``). ``kl_budget`` in nats per token; None: not checked, and reported as not measured.
+    (``not_below``). ``kl_budget`` in nats per token to the anchor; None: neither measured nor checked.
     """
 
     __pydantic_config__: ClassVar[Mapping[str, Any]] = _STRICT

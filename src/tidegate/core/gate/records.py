@@ -18,7 +18,7 @@ from tidegate.core.gate.decisions import Abstain, Bound, Decision, ScreenResult,
 from tidegate.core.gate.evidence import Evidence, Pairs, decode_pairs
 from tidegate.core.gate.policy import Policy, policy_from_values
 from tidegate.core.gate.samples import SampleEvidence, decode_samples, sampled_tasks
-from tidegate.core.gate.screen import ScreenEvidence, dev_successes, screen
+from tidegate.core.gate.screen import ReferenceKl, ScreenEvidence, dev_successes, screen
 from tidegate.core.gate.state import GateState, commitment_of
 from tidegate.core.types import JsonObject
 
@@ -143,7 +143,7 @@ def decide_screen(given: JsonObject) -> tuple[ScreenResult, dict[str, Any]]:
         logit_difference=given["logit_difference"],
         pairs=pairs,
         canary_prompts=tuple((name, right) for name, right in given["canary_prompts"]),
-        kl=given["kl"],
+        kl=None if given["kl"] is None else ReferenceKl.from_json(given["kl"]),
     )
     result = screen(evidence, policy)
     passed, opponent = dev_successes(pairs)

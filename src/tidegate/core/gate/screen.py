@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
+from typing import Any
 
 import numpy as np
 
@@ -10,6 +11,33 @@ from tidegate.core.gate.certify import engine_error_excess
 from tidegate.core.gate.decisions import ScreenAbstained, ScreenFailed, ScreenPassed, ScreenResult
 from tidegate.core.gate.evidence import Pairs
 from tidegate.core.gate.policy import Policy
+from tidegate.core.types import JsonObject
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReferenceKl:
+    """Divergence of a challenger from the reference on its own answers, >= 0, and how much it was measured on."""
+
+    nats_per_token: float
+    tokens: int
+    calls: int
+    reference_sha256: str
+
+    def to_json(self) -> dict[str, Any]:
+        """As a record holds it."""
+        return asdict(self)
+
+    @classmethod
+    def from_json(cls, values: JsonObject) -> ReferenceKl:
+        """What :meth:`to_json` wrote.
+
+        Raises:
+            TypeError, ValueError: it is malformed.
+        """
+        kl = cls(**values)
+        if not (kl.nats_per_token >= 0.0 and kl.tokens >= kl.calls >= 1):
+            raise ValueError(f"kl {dict(values)!r}: a divergence >= 0 over at least one token of each call is expected")
+        return kl
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -18,7 +46,7 @@ class ScreenEvidence:
 
     ``logit_difference``: largest difference of next-token logits between challenger and champion, from the
     engine's probe, None without a prompt to compare on. ``canary_prompts``: fixed prompts by id, True where the
-    challenger answered as it must. ``kl``: nats per token to the reference, None when it was not measured.
+    challenger answered as it must. ``kl``: to the reference, None when it was not measured.
     """
 
     challenger_sha256: str
@@ -26,7 +54,7 @@ class ScreenEvidence:
     logit_difference: float | None
     pairs: Pairs
     canary_prompts: tuple[tuple[str, bool], ...] = ()
-    kl: float | None = None
+    kl: ReferenceKl | None = None
 
 
 def screen(evidence: ScreenEvidence, policy: Policy) -> ScreenResult:
@@ -46,7 +74,7 @@ def screen(evidence: ScreenEvidence, policy: Policy) -> ScreenResult:
     if faults:
         return ScreenFailed(reasons=faults)
     passed, opponent = dev_successes(evidence.pairs)
-    kl = "KL not measured" if evidence.kl is None else f"KL {evidence.kl:.3g} nats per token"
+    kl = "KL not measured" if evidence.kl is None else f"KL {_nats(evidence.kl)}"
     prompts = f"{len(evidence.canary_prompts)} canary prompts right" if evidence.canary_prompts else "no canary prompts"
     dev = f"dev success {passed} against the champion's {opponent} of {len(evidence.pairs)}"
     return ScreenPassed(reasons=(dev, prompts, kl))
@@ -67,9 +95,13 @@ def _canary_faults(evidence: ScreenEvidence) -> tuple[str, ...]:
 
 def _kl_faults(evidence: ScreenEvidence, policy: Policy) -> tuple[str, ...]:
     budget = policy.screen.kl_budget
-    if budget is None or evidence.kl is None or evidence.kl <= budget:
+    if budget is None or evidence.kl is None or evidence.kl.nats_per_token <= budget:
         return ()
-    return (f"KL to the reference is {evidence.kl:.3g} nats per token > budget {budget:.3g}",)
+    return (f"KL to the reference is {_nats(evidence.kl)} > budget {budget:.3g}",)
+
+
+def _nats(kl: ReferenceKl) -> str:
+    return f"{kl.nats_per_token:.3g} nats per token over {kl.tokens} tokens"
 
 
 def _missing(evidence: ScreenEvidence, policy: Policy) -> tuple[str, ...]:

@@ -158,12 +158,18 @@ def find_decision(
     return None
 
 
-def find_screen(records: Sequence[AuditRecord], given: JsonObject) -> AuditRecord | None:
-    """The conclusive screen that was taken from the same given fields, if any."""
+def find_screen(
+    records: Sequence[AuditRecord], given: JsonObject, *, reference_sha256: str | None
+) -> AuditRecord | None:
+    """The conclusive screen that was taken from the same given fields, if any.
+
+    A divergence that was measured stands only for the reference that it was measured against.
+    """
     for record in reversed(records):
         if record.kind == SCREEN and record.body["decision"] != "abstain":
             same = all(record.body[name] == value for name, value in given.items() if name != "candidate")
-            if same:
+            kl = record.body["kl"]
+            if same and (kl is None or kl["reference_sha256"] == reference_sha256):
                 return record
     return None
 

@@ -219,23 +219,36 @@ class EmbeddedEngine:
                 self._refuse_too_long(state, len(token_ids))
                 logits = [
                     await asyncio.wrap_future(
-                        state.worker.run(
-                            lambda runner=lane.runner, ids=token_ids: runner.plain_logits(ids, last_only=True)
-                        )
+                        state.worker.run(lambda runner=lane.runner, ids=token_ids: runner.plain_logits(ids, last=1))
                     )
                     for lane in lanes
                 ]
                 difference = max(difference, float((logits[0] - logits[1]).abs().max()))
         return ProbeResult(name=name, sha256=sha256, max_logit_difference=difference)
 
-    async def sequence_logprobs(self, adapter: str | None, token_ids: Sequence[int]) -> tuple[float, ...]:
-        """Log-probability of each token but the first given those before it (T - 1), by one pass without a cache."""
+    async def sequence_logprobs(
+        self, adapter: str | None, token_ids: Sequence[int], *, first: int = 1
+    ) -> tuple[float, ...]:
+        """Log-probability of each token from index ``first`` on given those before it, by one pass without a cache.
+
+        Raises:
+            AdapterError: ``adapter`` is not loaded.
+            RequestError: ``first`` is not in [1, T), or the sequence is longer than the context.
+        """
         state = self._running()
+        given = list(token_ids)
+        if not 1 <= first < len(given):
+            raise RequestError(f"first is {first} of {len(given)} tokens; 1 to {len(given) - 1} is accepted")
+        self._refuse_too_long(state, len(given) - 1)
+        wanted = len(given) - first
+
+        def compute(runner: Runner) -> tuple[float, ...]:
+            logprobs = torch.log_softmax(runner.plain_logits(given[:-1], last=wanted), dim=-1)
+            return tuple(logprobs.gather(1, torch.tensor(given[first:])[:, None])[:, 0].tolist())
+
         with state.residents.holding(adapter) as held:
             lane = await state.residents.lane(held)
-            logits = await asyncio.wrap_future(state.worker.run(lambda: lane.runner.plain_logits(token_ids)))
-        logprobs = torch.log_softmax(logits[:-1], dim=-1)
-        return tuple(logprobs.gather(1, torch.tensor(list(token_ids)[1:])[:, None])[:, 0].tolist())
+            return await asyncio.wrap_future(state.worker.run(lambda: compute(lane.runner)))
 
     async def health(self) -> EngineHealth:
         """Whether requests would be served now."""

@@ -54,10 +54,10 @@ class Runner:
             logits_to_keep=wanted,
         ).logits
 
-    def plain_logits(self, token_ids: Sequence[int], *, last_only: bool = False) -> torch.Tensor:
-        """Float32 logits (T, V), or (1, V) of the last position, of one sequence without a cache."""
+    def plain_logits(self, token_ids: Sequence[int], *, last: int = 0) -> torch.Tensor:
+        """Float32 logits (T, V), or (last, V) of the last positions, of one sequence without a cache."""
         ids = torch.tensor([list(token_ids)])
-        return self.model(input_ids=ids, use_cache=False, logits_to_keep=1 if last_only else 0).logits[0].float()
+        return self.model(input_ids=ids, use_cache=False, logits_to_keep=last).logits[0].float()
 
     def _masks(self, positions: torch.Tensor, width: int) -> torch.Tensor | Mapping[str, torch.Tensor]:
         if not self._by_layer_type:
