@@ -2,7 +2,8 @@
 
 24 demonstrations of three kinds make the first adapter. Then three rounds train on 24 demonstrations each of a fourth
 kind, each from the weights of the last: without any defence, with replay of earlier examples, with the divergence from
-the start of the round, and with both. After the last round each answers 96 tasks of the first kinds at temperature 1.
+the start of the round, and with both. After the last round each answers 96 tasks of the first kinds at temperature 1,
+and 48 of the new kind, on which its divergence from the start is measured.
 Options: ``seeds=N`` (3), ``rounds=N`` (3).
 """
 
@@ -38,14 +39,20 @@ def run(options: Options) -> list[Row]:
     """All seeds, one after another."""
     model = resolve_model("smollm2-135m", progress=_say)
     success: defaultdict[str, list[float]] = defaultdict(list)
+    divergence: defaultdict[str, list[float]] = defaultdict(list)
     for seed in range(int(options.values.get("seeds", "3"))):
         with tempfile.TemporaryDirectory() as folder:
-            asyncio.run(_seed(Path(folder), model, seed, int(options.values.get("rounds", "3")), success))
+            rounds = int(options.values.get("rounds", "3"))
+            asyncio.run(_seed(Path(folder), model, seed=seed, rounds=rounds, success=success, divergence=divergence))
     rows = [
         measured("forget", f"{name}: success", "share", values, better="higher") for name, values in success.items()
     ]
     before = statistics.fmean(success["before"])
     unmitigated = before - statistics.fmean(success["none, first kinds"])
+    rows += [
+        measured("forget", f"{name}: KL on the new kind", "nats/token", values, better="lower")
+        for name, values in divergence.items()
+    ]
     for name in DEFENCES:
         lost = before - statistics.fmean(success[f"{name}, first kinds"])
         rows.append(measured("forget", f"{name}: lost on the first kinds", "share", [lost], better="lower"))
@@ -57,7 +64,15 @@ def run(options: Options) -> list[Row]:
     return rows
 
 
-async def _seed(folder: Path, model: Path, seed: int, rounds: int, success: defaultdict[str, list[float]]) -> None:
+async def _seed(
+    folder: Path,
+    model: Path,
+    *,
+    seed: int,
+    rounds: int,
+    success: defaultdict[str, list[float]],
+    divergence: defaultdict[str, list[float]],
+) -> None:
     async with small_agent(folder, model) as agent:
         shown = agent.seed_examples(seed)
         first = agent.train(shown, None, seed, epochs=4)
@@ -66,7 +81,9 @@ async def _seed(folder: Path, model: Path, seed: int, rounds: int, success: defa
         for name, defence in DEFENCES.items():
             last = _rounds(agent, first, shown, dict(defence), seed=seed, rounds=rounds)
             success[f"{name}, first kinds"].append((await agent.ask(last, old, samples=1, seed=seed)).success)
-            success[f"{name}, new kind"].append((await agent.ask(last, new, samples=1, seed=seed)).success)
+            learnt = await agent.ask(last, new, samples=1, seed=seed, reference=first)
+            success[f"{name}, new kind"].append(learnt.success)
+            divergence[name].append(learnt.kl or 0.0)
             _say(f"seed {seed}, {name}: {success[f'{name}, first kinds'][-1]:.3f} (before {success['before'][-1]:.3f})")
 
 

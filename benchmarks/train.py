@@ -34,7 +34,7 @@ KINDS = ("chain_sum", "products", "basic_arithmetic", "leg_counting")
 def run(options: Options) -> list[Row]:
     """Alternate the sides and report medians."""
     chosen = options.values.get("dtype")
-    peer = peer_environment("trl", [TRL, *_same_versions("torch", "transformers", "peft", "accelerate")])
+    peer = peer_environment("trl", [TRL, *same_versions("torch", "transformers", "peft", "accelerate")])
     found: defaultdict[tuple[str, str, str], list[Mapping[str, float]]] = defaultdict(list)
     with tempfile.TemporaryDirectory() as folder:
         model = resolve_model("smollm2-135m", progress=lambda text: print(text, file=sys.stderr))
@@ -85,7 +85,8 @@ def _figures(command: Sequence[str]) -> Mapping[str, float]:
     return figures
 
 
-def _same_versions(*names: str) -> list[str]:
+def same_versions(*names: str) -> list[str]:
+    """Requirements that give a peer our versions of packages."""
     return [f"{name}=={metadata.version(name).partition('+')[0]}" for name in names]
 
 

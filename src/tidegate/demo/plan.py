@@ -28,7 +28,7 @@ class Plan:
 
     demonstrations_per_kind: int = 8
     seed_epochs: int = 4
-    cycle_epochs: int = 3
+    cycle_epochs: int = 4
     opening: Sequence[int] = (76, 60)
     between: int = 14
     drifted: Sequence[int] = (52, 40)
