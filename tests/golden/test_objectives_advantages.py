@@ -12,7 +12,6 @@ import pytest
 
 from tidegate.core.objectives.advantages import (
     group_advantages,
-    informative,
     reinforce_pp,
     rloo,
     running_mean_advantages,
@@ -79,8 +78,6 @@ def test_equal_rewards_and_groups_of_one_teach_nothing_and_are_seen() -> None:
         running_mean_advantages(equal, ["a"] * 7, half_life=3.0),
     ):
         assert set(found) == {0.0}
-        assert informative(found) == 0
-    assert informative(group_advantages([1.0, 0.0, 1.0, 1.0], ["a", "a", "b", "b"])) == 2
 
 
 @pytest.mark.parametrize("bad", [math.nan, math.inf])
@@ -94,8 +91,6 @@ def test_bad_rewards_are_refused(bad: float) -> None:
         reinforce_pp([1.0, bad])
     with pytest.raises(ValueError, match=message):
         running_mean_advantages([1.0, bad], ["a", "a"], half_life=2.0)
-    with pytest.raises(ValueError, match=f"advantage 1 is {bad!r}"):
-        informative([0.0, bad])
 
 
 def test_misfits_are_refused() -> None:

@@ -139,13 +139,42 @@ def test_settings_are_frozen() -> None:
         ({"kl_coefficient": 0.1, "objective": "kto"}, "kl_coefficient = 0.1 has no effect on objective = 'kto'"),
         *(({"clip_low": 0.1, "objective": name}, "clip_low.* has no effect") for name in ("sft", "reinforce", "dpo")),
         ({"clip_high": 0.0, "objective": "kto"}, "clip_high.* has no effect on objective = 'kto'"),
-        ({"reward_scale": "none", "baseline": "leave_one_out"}, "reward_scale = 'none' has no effect"),
-        ({"reward_scale": "batch", "baseline": "slice"}, "reward_scale = 'batch' has no effect"),
+        *(
+            (
+                {"objective": "grpo", "reward_scale": scale, "baseline": baseline},
+                f"reward_scale = '{scale}' has no effect on b",
+            )
+            for scale, baseline in (("none", "leave_one_out"), ("batch", "slice"))
+        ),
+        *(
+            (
+                {**setting, "objective": name},
+                f"has no effect on objective = '{name}'; leave it .*, or set objective to 'grpo'",
+            )
+            for name in ("sft", "dpo", "kto")
+            for setting in (
+                {"baseline": "slice"},
+                {"reward_scale": "none"},
+                {"slice_half_life": 9.0},
+                {"aggregate": "sequence"},
+                {"max_completion": 9},
+                {"importance_cap": 0.0},
+            )
+        ),
+        *(({"preference_beta": 0.2, "objective": n}, "preference_beta = 0.2 has no effect") for n in ("sft", "cispo")),
+        ({"objective": "grpo", "slice_half_life": 9.0}, "slice_half_life = 9.0 has no effect on baseline = 'group'"),
+        ({"objective": "grpo", "max_completion": 9}, "max_completion = 9 has no effect on aggregate = 'token'"),
     ],
 )
 def test_what_would_have_no_effect_is_refused(training: dict[str, Any], said: str) -> None:
     with pytest.raises(ConfigError, match=said):
         load_settings(None, {"training": training})
+
+
+def test_a_batch_that_can_never_be_large_enough_is_refused() -> None:
+    with pytest.raises(ConfigError, match="min_fresh = 17 with max_examples = 16: no batch"):
+        load_settings(None, {"curation": {"min_fresh": 17, "max_examples": 16}})
+    load_settings(None, {"curation": {"min_fresh": 16, "max_examples": 16}})
 
 
 def test_what_takes_effect_is_accepted() -> None:
@@ -154,6 +183,10 @@ def test_what_takes_effect_is_accepted() -> None:
         {"kl_coefficient": 0.1},
         {"objective": "cispo", "clip_low": 0.5, "clip_high": 2.0, "kl_coefficient": 0.1},
         {"objective": "gspo", "reward_scale": "batch"},
+        {"objective": "grpo", "aggregate": "dr_grpo", "max_completion": 9, "importance_cap": 0.0},
+        {"objective": "reinforce", "baseline": "slice", "slice_half_life": 9.0},
+        {"objective": "dpo", "preference_beta": 0.2},
+        {"max_completion": 512, "preference_beta": 0.1},
         {"restart": "base", "objective": "kto"},
     ):
         load_settings(None, {"training": training})

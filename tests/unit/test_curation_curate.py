@@ -125,14 +125,15 @@ def test_curation_copies_users_and_budget_are_capped() -> None:
     batch = run(own, [verdict(e.id) for e in own], settings={"max_per_user": 2})
     assert batch.counts == {"kept": 2, "user_cap": 3}
     many = [episode(f"m{n}", said(f"i{n}", f"It is {n}."), user=f"u{n}") for n in range(5)]
-    batch = run(many, [verdict(e.id) for e in many], settings={"max_examples": 2})
+    batch = run(many, [verdict(e.id) for e in many], settings={"max_examples": 2, "min_fresh": 1})
     assert batch.counts == {"kept": 2, "over_budget": 3}
 
 
 def test_curation_the_seed_decides_which_examples_stay() -> None:
     many = [episode(f"m{n}", said(f"i{n}", f"It is {n}."), user=f"u{n}") for n in range(40)]
     judged = [verdict(e.id) for e in many]
-    kept = [{e.id for e in run(many, judged, seed=seed, settings={"max_examples": 5}).examples} for seed in (0, 0, 1)]
+    few = {"max_examples": 5, "min_fresh": 1}
+    kept = [{e.id for e in run(many, judged, seed=seed, settings=few).examples} for seed in (0, 0, 1)]
     assert kept[0] == kept[1] != kept[2]
 
 
@@ -224,7 +225,7 @@ def test_curation_given_demonstrations_come_first_and_once() -> None:
         [verdict("e")],
         [shown("f")],
         demonstrations=[given, given],
-        settings={"max_per_prompt": 1, "max_examples": 1},
+        settings={"max_per_prompt": 1, "max_examples": 1, "min_fresh": 1},
     )
     assert {example.id for example in batch.examples} == {"e", "demonstration/t"}
     assert batch.counts == {"kept": 2, "prompt_cap": 1, "repeated_id": 1}

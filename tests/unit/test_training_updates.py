@@ -504,7 +504,12 @@ def test_answers_that_tell_nothing_are_counted(trained: LoraModel) -> None:
         ({"objective": "grpo"}, [answer(0, n, reward=1.0) for n in range(4)], "4 as_expected.*'slice'"),
         ({"objective": "grpo"}, [answer(p, 0) for p in range(3)], "3 without_comparison"),
         ({"objective": "grpo"}, [answer(0, n, reward=None) for n in range(4)], "4 unscored"),
-        ({"objective": "dpo"}, [answer(0, 0), answer(1, 0)], "no prompt has two answers of unequal reward"),
+        ({"objective": "dpo"}, [answer(0, 0), answer(1, 0)], "no prompt has two different answers of unequal reward"),
+        (
+            {"objective": "dpo"},
+            [answer(0, 0, reward=1.0), replace(answer(0, 0, reward=0.0), id="again")],
+            "2 same_answer",
+        ),
         ({"objective": "kto"}, [answer(0, 0), answer(0, 3)], "2 right and 0 wrong"),
         ({"objective": "kto"}, [answer(0, 0), answer(0, 1)], "all 2 answers belong to one prompt"),
         (

@@ -158,6 +158,15 @@ class CurationSettings(Section):
         "fewer it has, the more of them train.",
     )
 
+    @model_validator(mode="after")
+    def _can_be_met(self) -> CurationSettings:
+        if self.min_fresh > self.max_examples:
+            raise ValueError(
+                f"min_fresh = {self.min_fresh} with max_examples = {self.max_examples}: no batch would ever be worth a "
+                "cycle; lower the one or raise the other"
+            )
+        return self
+
 
 class CycleSettings(Section):
     """When and how cycles run."""

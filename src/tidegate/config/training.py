@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Annotated, Literal
 
 from pydantic import Field, model_validator
@@ -99,29 +100,38 @@ class TrainingSettings(Section):
                 f"averaging = {list(self.averaging)!r} with restart = {self.restart!r}: the way from the champion to "
                 "the challenger needs restart = 'champion'"
             )
-        if self.kl_coefficient > 0 and self.objective in ("dpo", "kto"):
-            raise ValueError(
-                f"kl_coefficient = {self.kl_coefficient:g} has no effect on objective = {self.objective!r}; leave it 0 "
-                "and raise preference_beta"
-            )
-        clips = {name: getattr(self, name) for name in ("clip_low", "clip_high") if getattr(self, name) is not None}
-        if clips and self.objective not in ("grpo", "gspo", "cispo"):
-            raise ValueError(
-                f"{clips!r} has no effect on objective = {self.objective!r}; leave it out, or choose 'grpo', 'gspo' or "
-                "'cispo'"
-            )
-        if self.reward_scale != "group" and self.baseline != "group":
-            raise ValueError(
-                f"reward_scale = {self.reward_scale!r} has no effect on baseline = {self.baseline!r}; leave it "
-                "'group', or set baseline = 'group'"
-            )
+        for other, settings in _READ_ONLY_WITH.items():
+            chosen = getattr(self, other)
+            for name, readers in settings.items():
+                value, default = getattr(self, name), type(self).model_fields[name].default
+                if value != default and chosen not in readers:
+                    raise ValueError(
+                        f"{name} = {value!r} has no effect on {other} = {chosen!r}; leave it {default!r}, or set "
+                        f"{other} to {' or '.join(map(repr, readers))}"
+                    )
         return self
 
 
-_OF_OTHER_OBJECTIVES = (
-    "baseline", "reward_scale", "slice_half_life", "aggregate", "max_completion", "clip_low", "clip_high",
-    "importance_cap", "preference_beta",
-)  # fmt: skip
+_POLICY = ("grpo", "reinforce", "gspo", "cispo")
+_READ_ONLY_WITH: Mapping[str, Mapping[str, tuple[str, ...]]] = {
+    "objective": {
+        "baseline": _POLICY,
+        "reward_scale": _POLICY,
+        "slice_half_life": _POLICY,
+        "aggregate": _POLICY,
+        "max_completion": _POLICY,
+        "clip_low": ("grpo", "gspo", "cispo"),
+        "clip_high": ("grpo", "gspo", "cispo"),
+        "importance_cap": _POLICY,
+        "kl_coefficient": ("sft", *_POLICY),
+        "preference_beta": ("dpo", "kto"),
+    },
+    "baseline": {"reward_scale": ("group",), "slice_half_life": ("slice",)},
+    "aggregate": {"max_completion": ("dr_grpo",)},
+}
+"""By the setting that decides it: with which of its values another one is read at all."""
+
+_OF_OTHER_OBJECTIVES = {name for name, readers in _READ_ONLY_WITH["objective"].items() if "sft" not in readers}
 
 
 def supervised(settings: TrainingSettings) -> TrainingSettings:

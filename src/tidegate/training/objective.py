@@ -145,14 +145,19 @@ def _pairs(
     for members in groups.values():
         ranked = sorted(members, key=lambda sequence: -_reward(scored, sequence))
         for better, worse in zip(ranked[: len(ranked) // 2], reversed(ranked), strict=False):
-            if _reward(scored, better) > _reward(scored, worse):
+            if _reward(scored, better) <= _reward(scored, worse):
+                continue
+            if better.token_ids == worse.token_ids:  # their gradients would cancel
+                left_out["same_answer"] += 2
+            else:
                 paired += (better, worse)
-    if len(paired) < len(sequences):
-        left_out["unpaired"] += len(sequences) - len(paired)
+    unpaired = len(sequences) - len(paired) - left_out["same_answer"]
+    if unpaired:
+        left_out["unpaired"] += unpaired
     if not paired:
         raise TrainingError(
-            f"no prompt has two answers of unequal reward ({_counted(left_out)} sequences left out): 'dpo' has nothing "
-            "to compare. Take more answers to each prompt (rollouts.samples), or training.objective = 'kto'"
+            f"no prompt has two different answers of unequal reward ({_counted(left_out)} sequences left out): 'dpo' "
+            "has nothing to compare. Take more answers to each prompt (rollouts.samples), or training.objective = 'kto'"
         )
     paired = _balanced(paired)
     return PreferenceUpdate.of_pairs(forward, list(zip(paired[0::2], paired[1::2], strict=True)), settings)

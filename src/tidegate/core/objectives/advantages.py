@@ -3,8 +3,8 @@
 Every function takes the rewards of a whole batch in one order and gives one advantage for each. The baseline never
 depends on the answer's own reward in a way that would bias the direction of the policy gradient; dividing by a
 standard deviation changes only the length of the step. Where nothing can be learned (all rewards of a group equal, a
-group of one) the advantages are exactly 0; :func:`informative` counts the others, and a trainer that finds none must
-say so instead of taking a step that changes nothing.
+group of one) the advantages are exactly 0; a trainer that finds no other must say so instead of taking a step that
+changes nothing.
 """
 
 from __future__ import annotations
@@ -137,20 +137,6 @@ def running_mean_advantages(
             weight = kept * weight + 1.0
             mean += (rewards[index] - mean) / weight
     return tuple(advantages)
-
-
-def informative(advantages: Sequence[float]) -> int:
-    """How many sequences pull the policy anywhere: those whose advantage is not 0.
-
-    0 means that the batch has no signal, and the other sequences may be left out of it, counted.
-
-    Raises:
-        ValueError: an advantage is not finite.
-    """
-    for index, advantage in enumerate(advantages):
-        if not math.isfinite(advantage):
-            raise ValueError(f"advantage {index} is {advantage!r}; finite numbers are accepted")
-    return sum(advantage != 0.0 for advantage in advantages)
 
 
 def _members(rewards: Sequence[float], names: Sequence[Hashable], what: str) -> dict[Hashable, list[int]]:
