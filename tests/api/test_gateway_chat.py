@@ -7,9 +7,11 @@ import json
 
 import pytest
 from openai import BadRequestError, NotFoundError
+from pydantic import BaseModel
 
 from fake_engine import END_TOKEN, token_id
 from gateway_world import BASE_RELEASE, CALCULATOR, MODEL, NEXT_RELEASE, NOW, World, ask, running_world
+from tidegate.core.hashing import ordered_json
 from tidegate.core.types import FinishReason, Split
 
 
@@ -203,7 +205,7 @@ async def test_parallel_tool_calls_false_gives_one_call(world: World) -> None:
             {"tool_choice": {"type": "function", "function": {"name": "calculator"}}, "tools": [CALCULATOR]},
             "tool_choice",
         ),
-        ({"response_format": {"type": "json_object"}}, "response_format"),
+        ({"response_format": {"type": "json_object"}, "tools": [CALCULATOR]}, None),
     ],
 )
 async def test_what_cannot_be_honoured_is_refused(world: World, fields: dict[str, object], param: str) -> None:
@@ -212,6 +214,74 @@ async def test_what_cannot_be_honoured_is_refused(world: World, fields: dict[str
             await client.chat.completions.create(**ask(**fields))
     assert caught.value.param == param
     assert not world.engine.requests
+
+
+SCHEMA = {"type": "object", "properties": {"b": {"type": "integer"}, "a": {"const": "\u00e9"}}, "required": ["b"]}
+
+
+@pytest.mark.parametrize(
+    ("response_format", "schema"),
+    [
+        ({"type": "json_object"}, {"type": "object"}),
+        ({"type": "json_schema", "json_schema": {"name": "point", "schema": SCHEMA, "strict": True}}, SCHEMA),
+    ],
+)
+async def test_a_schema_reaches_the_engine_and_the_record(
+    world: World, response_format: dict[str, object], schema: dict[str, object]
+) -> None:
+    async with world.client() as client:
+        await client.chat.completions.create(**ask(response_format=response_format))
+        await client.chat.completions.create(**ask(response_format=response_format, store=False))
+        await client.chat.completions.create(
+            **ask(response_format=response_format, tools=[CALCULATOR], tool_choice="none")
+        )
+    assert [request.sampling.json_schema for request in world.engine.requests] == [ordered_json(schema)] * 3
+    kept = sorted(
+        (record.consent, record.sampling.json_schema or "") for record in world.recorder.interactions.values()
+    )
+    assert kept == [(False, ""), (True, ordered_json(schema)), (True, ordered_json(schema))]
+    assert not any(record.sampling.unfiltered for record in world.recorder.interactions.values() if record.consent)
+
+
+async def test_a_pydantic_model_is_parsed_back(world: World) -> None:
+    class Point(BaseModel):
+        x: int
+
+    world.engine.answer = '{"x": 3}'
+    async with world.client() as client:
+        completion = await client.chat.completions.parse(**ask(), response_format=Point)
+    assert completion.choices[0].message.parsed == Point(x=3)
+    (request,) = world.engine.requests
+    assert json.loads(request.sampling.json_schema or "")["properties"]["x"]["type"] == "integer"
+
+
+@pytest.mark.parametrize(
+    ("response_format", "words"),
+    [
+        ({"type": "json_schema"}, "'json_schema' without a 'json_schema'"),
+        ({"type": "text", "json_schema": {"name": "a", "schema": {}}}, "'text' with a 'json_schema'"),
+        ({"type": "json_schema", "json_schema": {"name": "a b", "schema": {}}}, "name"),
+        ({"type": "json_schema", "json_schema": {"name": "a", "schema": [1]}}, "schema"),
+        ({"type": "yaml"}, "json_object"),
+        ("json_object", "response_format"),
+    ],
+)
+async def test_a_malformed_response_format_is_refused(world: World, response_format: object, words: str) -> None:
+    async with world.client() as client:
+        with pytest.raises(BadRequestError, match=words):
+            await client.chat.completions.create(**ask(response_format=response_format))
+    assert not world.engine.requests
+
+
+async def test_a_declared_task_keeps_its_schema(world: World) -> None:
+    declared = {"tidegate_verifier": "numeric", "tidegate_reference": "3"}
+    formats: list[dict[str, object]] = [{"type": "text"}, {"type": "json_object"}]
+    async with world.client() as client:
+        for response_format in formats:
+            await client.chat.completions.create(**ask(metadata=declared, response_format=response_format))
+    tasks = [record.task for record in world.recorder.interactions.values()]
+    assert [task and task.json_schema for task in tasks] == [None, ordered_json({"type": "object"})]
+    assert len({task and task.id for task in tasks}) == 2
 
 
 async def test_text_format_unknown_fields_and_text_parts_are_accepted(world: World) -> None:

@@ -213,6 +213,18 @@ async def test_simulate_requests_carry_identity_task_and_sampling(serve: Any) ->
     assert "frequency_penalty" not in bodies[0]
 
 
+async def test_simulate_users_ask_for_the_tasks_schema(serve: Any) -> None:
+    schema = '{"type":"object","properties":{"z":{},"a":{}}}'
+    task = Task(
+        id="t", messages=({"role": "user", "content": "?"},), verifier="exact_text", reference="1", json_schema=schema
+    )
+    server = await serve(lambda *_: {"content": "1"})
+    await play(server, [task])
+    sent = server.requests[0][0]["response_format"]
+    assert sent["type"] == "json_schema"
+    assert json.dumps(sent["json_schema"]["schema"], separators=(",", ":")) == schema
+
+
 async def test_simulate_a_task_without_environment_ends_at_its_tool_call(serve: Any) -> None:
     task = Task(
         id="bfcl",

@@ -111,6 +111,16 @@ async def test_every_arm_gets_the_same_prompts_seeds_and_decoding(engine: Script
     assert len({r.sampling.seed for r in ours.values()}) == 3
 
 
+async def test_an_answer_is_held_to_its_tasks_schema_and_to_no_other(engine: ScriptedEngine) -> None:
+    tasks = [replace(make_task("one"), json_schema='{"type":"object"}'), make_task("two")]
+    sampling = seeded(Sampling(json_schema='{"enum":[1]}'), "seed")
+    await evaluate(engine, None, "b" * 64, tasks, sampling=sampling, grading=make_grading())
+    assert {r.request_id.split("-", 2)[2]: r.sampling.json_schema for r in engine.requests} == {
+        "one-0": '{"type":"object"}',
+        "two-0": None,
+    }
+
+
 async def test_tools_are_executed_and_the_answer_after_them_is_judged(engine: ScriptedEngine) -> None:
     engine.skill["a"] = 1.0
     (answer,) = await run(engine, [make_task("one", with_tools=True)])

@@ -59,9 +59,16 @@ def test_tasks_file_reads_back_what_was_written(tmp_path: Path) -> None:
             environment="calculator",
         ),
         Task(id="b", messages=({"role": "user", "content": "?"},), verifier="exact_text", reference="yes"),
+        Task(
+            id="c",
+            messages=({"role": "user", "content": "?"},),
+            verifier="exact_text",
+            reference="yes",
+            json_schema='{"type":"object","properties":{"z":{"const":"\u00e9"},"a":{}}}',
+        ),
     ]
     path = tmp_path / "tasks.jsonl"
-    assert write_tasks(path, tasks) == 2
+    assert write_tasks(path, tasks) == 3
     assert read(path) == tasks
 
 
@@ -81,6 +88,8 @@ def test_tasks_file_reads_back_what_was_written(tmp_path: Path) -> None:
         (GOOD | {"reference": "two"}, "'reference'", "'two'", "a finite number"),
         (GOOD | {"environment": "shell"}, "'environment'", "'shell'", "'calculator'"),
         (GOOD | {"environment": ["shell"]}, "'environment'", "['shell']", "'calculator'"),
+        (GOOD | {"json_schema": "{}"}, "'json_schema'", "'{}'", "an object"),
+        (GOOD | {"json_schema": {}, "environment": "calculator"}, "'json_schema'", "{}", "without tools"),
         (GOOD | {"messages": []}, "'messages'", "[]", "one or more"),
         (GOOD | {"messages": "hi"}, "'messages'", "'hi'", "one or more"),
         (GOOD | {"messages": ["hi"]}, "'messages[0]'", "'hi'", '"role"'),

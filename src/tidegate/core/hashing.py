@@ -23,6 +23,11 @@ def canonical_json(value: Any) -> str:
     return json.dumps(value, sort_keys=True, separators=(",", ":"), ensure_ascii=False, allow_nan=False)
 
 
+def ordered_json(value: Any) -> str:
+    """As :func:`canonical_json`, with keys in the order that they came in, for values whose order means something."""
+    return json.dumps(value, separators=(",", ":"), ensure_ascii=False, allow_nan=False)
+
+
 def content_hash(value: Any) -> str:
     """SHA-256 (64 hex digits) of the canonical JSON of ``value``."""
     return hashlib.sha256(canonical_json(value).encode()).hexdigest()

@@ -48,7 +48,8 @@ class Sampling:
     """Decoding settings of one call.
 
     ``temperature`` >= 0 (0 is greedy), ``top_p`` in (0, 1], ``top_k`` >= 0 (0 is off), ``max_tokens`` >= 1,
-    ``n`` >= 1, penalties in [-2, 2], ``top_logprobs`` in [0, 20].
+    ``n`` >= 1, penalties in [-2, 2], ``top_logprobs`` in [0, 20]. ``json_schema``: text of a JSON Schema that the
+    answer must match, None for free text; properties are written in its order.
     """
 
     temperature: float = 1.0
@@ -61,13 +62,14 @@ class Sampling:
     presence_penalty: float = 0.0
     frequency_penalty: float = 0.0
     top_logprobs: int = 0
+    json_schema: str | None = None
 
     @property
     def unfiltered(self) -> bool:
-        """Whether tokens are drawn from the distribution that their log-probabilities are of: neither greedily nor
-        with top-p, top-k or penalties."""
-        penalised = self.presence_penalty != 0.0 or self.frequency_penalty != 0.0
-        return self.temperature > 0.0 and self.top_p >= 1.0 and self.top_k <= 0 and not penalised
+        """Whether tokens are drawn from the model's own distribution, which their log-probabilities are of: neither
+        greedily nor with top-p, top-k, penalties or a schema."""
+        shaped = self.presence_penalty != 0.0 or self.frequency_penalty != 0.0 or self.json_schema is not None
+        return self.temperature > 0.0 and self.top_p >= 1.0 and self.top_k <= 0 and not shaped
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -152,7 +154,8 @@ class Task:
 
     ``kind`` is the slice that reports and guardrails are split by. ``reference`` is whatever the named
     verifier compares with. ``environment`` names the registered environment that executes tool calls,
-    None when the task has no tools to execute (a tool call then ends the episode).
+    None when the task has no tools to execute (a tool call then ends the episode). ``json_schema`` as in
+    :class:`Sampling`: what every answer is held to.
     """
 
     id: str
@@ -162,6 +165,7 @@ class Task:
     reference: Json
     kind: str = "default"
     environment: str | None = None
+    json_schema: str | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

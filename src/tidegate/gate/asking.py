@@ -19,7 +19,7 @@ SEED_RULE = "sha256(seed, task id, call number)"
 Keep: TypeAlias = Callable[[Answer], Awaitable[None]]
 
 _ATTEMPTS = 2  # a second engine error in a row is hardly chance
-_SET_PER_CALL = ("n", "seed", "top_logprobs")
+_SET_PER_CALL = ("n", "seed", "top_logprobs", "json_schema")
 
 
 async def ask(
@@ -128,10 +128,11 @@ def unique(tasks: Sequence[Task]) -> tuple[Task, ...]:
 
 
 def seeded(decoding: Sampling, seed: str) -> SamplingOf:
-    """``decoding`` with one choice and a seed of its own for each call, equal for every arm."""
+    """``decoding`` with one choice, the task's schema and a seed of its own for each call, equal for every arm."""
 
     def sampling(task: Task, call_number: int) -> Sampling:
-        return replace(decoding, n=1, top_logprobs=0, seed=call_seed(seed, task.id, call_number))
+        chosen = call_seed(seed, task.id, call_number)
+        return replace(decoding, n=1, top_logprobs=0, seed=chosen, json_schema=task.json_schema)
 
     return sampling
 

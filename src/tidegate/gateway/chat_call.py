@@ -83,7 +83,10 @@ def plan_call(raw: JsonObject, headers: Headers, deps: GatewayDependencies, *, s
     tools = chat.offered_tools(raw)
     identity = identify(chat, raw, headers, new_id=deps.new_id, split_of=deps.split_of)
     # a helper's call carries its agent's metadata along; its own prompt is not what the task asks
-    task = declared_task(chat.metadata or {}, messages, tools) if identity.main_line else None
+    sampling = chat.sampling()
+    task = None
+    if identity.main_line:
+        task = declared_task(chat.metadata or {}, messages, tools, json_schema=sampling.json_schema)
     if task is not None:
         deps.check_task(task)
     return ChatCall(
@@ -91,7 +94,7 @@ def plan_call(raw: JsonObject, headers: Headers, deps: GatewayDependencies, *, s
         identity=identity,
         messages=messages,
         tools=tools,
-        sampling=chat.sampling(),
+        sampling=sampling,
         task=task,
         created_at=deps.clock(),
         started_s=started_s,
@@ -125,7 +128,7 @@ def to_record(
         created_at=call.created_at,
         messages=call.messages if keep else (),
         tools=call.tools if keep else (),
-        sampling=call.sampling if keep else replace(call.sampling, stop=()),
+        sampling=call.sampling if keep else replace(call.sampling, stop=(), json_schema=None),
         prompt_token_ids=fold.prompt_token_ids if keep else (),
         choices=tuple(choice if keep else _emptied(choice) for choice in _all_choices(fold, call.sampling.n)),
         release_id=release_id,

@@ -10,6 +10,7 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, model_validator
 
+from tidegate.core.hashing import ordered_json
 from tidegate.core.types import JsonObject, Sampling
 from tidegate.gateway.body import shown
 
@@ -18,6 +19,7 @@ MAX_CHOICES = 128
 _MAX_TOKENS = 1 << 20
 _SEED_LIMIT = 1 << 63
 _NOT_HONOURED = "is not supported by this engine"
+_ANY_OBJECT = ordered_json({"type": "object"})
 
 
 class _Body(BaseModel):
@@ -121,10 +123,35 @@ def _tool_choice(value: Any) -> Any:
     raise ValueError(f"this tool_choice {_NOT_HONOURED}, which cannot force a call; choose 'auto' or 'none'")
 
 
-def _response_format(value: Any) -> Any:
-    if value is None or (isinstance(value, dict) and value.get("type") == "text"):
-        return value
-    raise ValueError(f"this response_format {_NOT_HONOURED}; leave it out or send {{'type': 'text'}}")
+class JsonSchema(_Body):
+    """A schema that the answer must match, under a name; ``strict`` false is held to all the same."""
+
+    name: str = Field(pattern=r"^[A-Za-z0-9_-]{1,64}$")
+    description: str | None = None
+    schema_: dict[str, Any] = Field(alias="schema")
+    strict: bool | None = None
+
+
+class ResponseFormat(_Body):
+    """Free text, any JSON object, or what a schema describes."""
+
+    type: Literal["text", "json_object", "json_schema"]
+    json_schema: JsonSchema | None = None
+
+    @model_validator(mode="after")
+    def _has_its_schema(self) -> Self:
+        if (self.type == "json_schema") != (self.json_schema is not None):
+            raise ValueError(
+                f"type {self.type!r} {'without' if self.json_schema is None else 'with'} a 'json_schema'; the two "
+                "belong together: {'type': 'json_schema', 'json_schema': {'name': ..., 'schema': {...}}}"
+            )
+        return self
+
+    def schema_text(self) -> str | None:
+        """The JSON Schema as JSON text, None for free text."""
+        if self.json_schema is not None:
+            return ordered_json(self.json_schema.schema_)
+        return _ANY_OBJECT if self.type == "json_object" else None
 
 
 class ChatRequest(_Body):
@@ -149,7 +176,7 @@ class ChatRequest(_Body):
     top_logprobs: int | None = Field(default=None, ge=0, le=20)
     stream: bool | None = None
     stream_options: StreamOptions | None = None
-    response_format: Annotated[Any, AfterValidator(_response_format)] = None
+    response_format: ResponseFormat | None = None
     return_token_ids: bool | None = None
     user: str | None = Field(default=None, max_length=512)
     safety_identifier: str | None = Field(default=None, max_length=512)
@@ -164,6 +191,11 @@ class ChatRequest(_Body):
         twice = next((name for name in names if names.count(name) > 1), None)
         if twice is not None:
             raise ValueError(f"'tools' names the function {twice!r} twice; names must differ")
+        if names and self.tool_choice != "none" and self.response_format and self.response_format.type != "text":
+            raise ValueError(
+                f"response_format {self.response_format.type!r} beside 'tools' {_NOT_HONOURED}, which would have to "
+                "choose between a call and an answer; leave one out, or send 'tool_choice': 'none'"
+            )
         return self
 
     def sampling(self) -> Sampling:
@@ -179,6 +211,7 @@ class ChatRequest(_Body):
             "presence_penalty": self.presence_penalty,
             "frequency_penalty": self.frequency_penalty,
             "top_logprobs": self.top_logprobs,
+            "json_schema": self.response_format and self.response_format.schema_text(),
         }
         return Sampling(**{name: value for name, value in given.items() if value is not None})
 

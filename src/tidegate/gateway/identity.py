@@ -117,7 +117,9 @@ def _line(metadata: Mapping[str, str], headers: Headers) -> str:
     return line
 
 
-def declared_task(metadata: Mapping[str, str], messages: Messages, tools: Tools) -> Task | None:
+def declared_task(
+    metadata: Mapping[str, str], messages: Messages, tools: Tools, *, json_schema: str | None
+) -> Task | None:
     """The replayable task that the first call of an episode declares through ``metadata``, if it does.
 
     Agents send the same metadata with every call; once the messages hold an assistant turn the declaration
@@ -141,7 +143,9 @@ def declared_task(metadata: Mapping[str, str], messages: Messages, tools: Tools)
     if any(message["role"] == "assistant" for message in messages):
         return None
     answer = _reference(reference or "")
-    identity = {"messages": messages, "tools": tools, "verifier": verifier, "reference": answer}
+    identity: dict[str, Any] = {"messages": messages, "tools": tools, "verifier": verifier, "reference": answer}
+    if json_schema is not None:
+        identity["json_schema"] = json_schema
     return Task(
         id=f"task-{content_hash(identity)[:16]}",
         messages=messages,
@@ -150,6 +154,7 @@ def declared_task(metadata: Mapping[str, str], messages: Messages, tools: Tools)
         reference=answer,
         kind=metadata.get("tidegate_kind") or "default",
         environment=metadata.get("tidegate_environment") or None,
+        json_schema=json_schema,
     )
 
 

@@ -17,6 +17,8 @@ from tidegate.ports import Environment, Verifier
 from tidegate.simulate.client import ChatCall, RequestFailedError, complete, post_feedback
 from tidegate.simulate.results import CallRecord, EpisodeResult
 
+_SCHEMA_NAME = "answer"  # OpenAI wants one; nothing reads it
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FeedbackOptions:
@@ -129,6 +131,9 @@ class Player:
         }
         if task.tools:
             parameters["tools"] = [dict(tool) for tool in task.tools]
+        if task.json_schema is not None:
+            schema = {"name": _SCHEMA_NAME, "schema": json.loads(task.json_schema)}
+            parameters["response_format"] = {"type": "json_schema", "json_schema": schema}
         if sampling.seed is not None:
             parameters["seed"] = sampling.seed + index * self._options.max_calls + number
         if sampling.stop:

@@ -12,7 +12,7 @@ from dataclasses import asdict
 from typing import Any, TypeAlias
 
 from tidegate.core.errors import RequestError, StoreError
-from tidegate.core.hashing import canonical_json
+from tidegate.core.hashing import canonical_json, ordered_json
 from tidegate.core.types import Choice, FinishReason, Interaction, Sampling, Split, Task
 from tidegate.stores.packing import pack_logprobs, pack_token_ids, unpack_logprobs, unpack_token_ids
 
@@ -26,11 +26,7 @@ def to_json(value: Any, what: str, *, canonical: bool = True) -> str:
         RequestError: the value holds something that JSON cannot express; ``what`` names it.
     """
     try:
-        text = (
-            canonical_json(value)
-            if canonical
-            else json.dumps(value, separators=(",", ":"), ensure_ascii=False, allow_nan=False)
-        )
+        text = canonical_json(value) if canonical else ordered_json(value)
     except (TypeError, ValueError, RecursionError) as error:
         raise RequestError(f"{what} cannot be stored as JSON: {error}; finite JSON values are accepted") from error
     # A lone surrogate is legal in a client's JSON but has no UTF-8 form; escaped it survives.
@@ -126,6 +122,7 @@ def task_json(task: Task, what: str) -> str:
         "reference": task.reference,
         "kind": task.kind,
         "environment": task.environment,
+        "json_schema": task.json_schema,
     }
     return to_json(fields, what, canonical=False)
 

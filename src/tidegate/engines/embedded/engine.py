@@ -20,6 +20,7 @@ from tidegate.core.types import (
     PromptTokens,
 )
 from tidegate.engines.embedded.adapters import LoraWeights, merged_model, read_adapter
+from tidegate.engines.embedded.constraints import Grammars
 from tidegate.engines.embedded.forward import Runner
 from tidegate.engines.embedded.lane import Lane
 from tidegate.engines.embedded.loading import BaseModel, choose_dtype, load_base
@@ -42,6 +43,7 @@ class _Running:
         self.vocabulary = vocabulary
         self.worker = worker
         self.residents = residents
+        self.grammars = Grammars(base.tokenizer, vocabulary_size=base.vocabulary_size, end_ids=base.end_ids)
 
 
 class EmbeddedEngine:
@@ -175,7 +177,8 @@ class EmbeddedEngine:
 
         Raises:
             AdapterError: ``request.adapter`` is not loaded.
-            RequestError: the prompt leaves no room for one token, or the template refuses the messages.
+            RequestError: the prompt leaves no room for one token, the template refuses the messages, or the answer
+                can't be held to the JSON schema.
             EngineBusyError: the queue is full.
             EngineError: the engine failed or was closed.
         """
@@ -184,9 +187,10 @@ class EmbeddedEngine:
             lane = await state.residents.lane(held)
             prompt = await asyncio.to_thread(encode_prompt, state.base.tokenizer, request.messages, request.tools)
             limit = self._token_limit(state, prompt, request)
+            samplers = await asyncio.to_thread(self._samplers, state, request)
             mailbox = Mailbox(state.worker, asyncio.get_running_loop())
             call = Call(request=request, prompt=prompt, post=mailbox.post, open_choices=request.sampling.n)
-            rows = rows_of(call, limit=limit, samplers=self._samplers(request), vocabulary=state.vocabulary)
+            rows = rows_of(call, limit=limit, samplers=samplers, vocabulary=state.vocabulary)
             state.worker.submit(lane, rows)
             left = len(rows)
             try:
@@ -299,7 +303,15 @@ class EmbeddedEngine:
             raise RequestError(f"n = {request.sampling.n} exceeds model.max_queue = {self._max_queue}; ask for fewer")
         return min(request.sampling.max_tokens, self._context(state.base) - len(prompt))
 
-    def _samplers(self, request: GenerationRequest) -> list[RowSampler]:
+    def _samplers(self, state: _Running, request: GenerationRequest) -> list[RowSampler]:
         sampling = request.sampling
+        schema = sampling.json_schema
         seed = self._entropy.getrandbits(_SEED_BITS) if sampling.seed is None else sampling.seed
-        return [RowSampler(sampling=sampling, stream=choice_stream(seed, index)) for index in range(sampling.n)]
+        return [
+            RowSampler(
+                sampling=sampling,
+                stream=choice_stream(seed, index),
+                constraint=None if schema is None else state.grammars.constraint(schema),
+            )
+            for index in range(sampling.n)
+        ]

@@ -49,13 +49,14 @@ class SlotShape:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BaseModel:
-    """A loaded base model. ``max_positions`` is the longest sequence it was made for."""
+    """A loaded base model. ``max_positions``: longest sequence it was made for; ``vocabulary_size``: its logits."""
 
     runner: Runner
     tokenizer: Any
     end_ids: frozenset[int]
     shape: SlotShape
     max_positions: int
+    vocabulary_size: int
 
 
 def choose_dtype(name: str) -> torch.dtype:
@@ -117,6 +118,7 @@ def load_base(model_dir: Path, dtype: torch.dtype) -> BaseModel:
         end_ids=end_token_ids(model, tokenizer),
         shape=shape,
         max_positions=int(getattr(text_config, "max_position_embeddings", None) or 1 << 30),
+        vocabulary_size=int(text_config.vocab_size),
     )
 
 

@@ -74,15 +74,23 @@ class Row:
         """Prompt tokens whose keys and values are not computed yet."""
         return self.prompt_length - self.cached
 
+    def _nothing_to_say(self) -> EngineError:
+        request = self.call.request
+        fault = "" if self.sampler.constraint is None else self.sampler.constraint.fault
+        if fault:
+            return EngineError(
+                f"request {request.request_id!r}: the answer can't be held to its JSON schema any further ({fault}); "
+                "simplify the schema"
+            )
+        return EngineError(
+            f"the model gave no finite logits for request {request.request_id!r} (adapter {request.adapter!r}); the "
+            "weights or the prompt are damaged"
+        )
+
     def accept(self, sampled: Sampled, vocabulary: Vocabulary) -> bool:
         """Take a sampled token and tell the caller. True when the choice has ended."""
         if not math.isfinite(sampled.logprob):
-            self.call.fail(
-                EngineError(
-                    f"the model gave no finite logits for request {self.call.request.request_id!r} "
-                    f"(adapter {self.call.request.adapter!r}); the weights or the prompt are damaged"
-                )
-            )
+            self.call.fail(self._nothing_to_say())
             return True
         self.tokens.append(sampled.token_id)
         ended = sampled.token_id in vocabulary.end_ids

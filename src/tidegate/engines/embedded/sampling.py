@@ -7,6 +7,7 @@ depends on its seed and its logits, never on who shares the batch.
 from __future__ import annotations
 
 import hashlib
+import math
 import random
 from collections import Counter
 from collections.abc import Sequence
@@ -15,6 +16,7 @@ from dataclasses import dataclass, field
 import torch
 
 from tidegate.core.types import Sampling
+from tidegate.engines.embedded.constraints import Constraint
 
 # Below this temperature everything but the best token has probability 0 in float32; dividing by less overflows.
 _LOWEST_TEMPERATURE = 1e-6
@@ -22,10 +24,14 @@ _LOWEST_TEMPERATURE = 1e-6
 
 @dataclass(slots=True, kw_only=True)
 class RowSampler:
-    """Settings and random stream of one choice; ``counts`` are the tokens sampled so far, for penalties."""
+    """Settings and random stream of one choice; ``counts`` are the tokens sampled so far, for penalties.
+
+    ``constraint``: what the answer is held to, None for free text.
+    """
 
     sampling: Sampling
     stream: random.Random
+    constraint: Constraint | None = None
     counts: Counter[int] = field(default_factory=Counter[int])
 
     @property
@@ -57,8 +63,9 @@ def choice_stream(seed: int, choice: int) -> random.Random:
 def sample(logits: torch.Tensor, rows: Sequence[RowSampler]) -> list[Sampled]:
     """Draw one token a row.
 
-    Log-probabilities are those of the softmax of the (penalised) logits over the temperature, before top-k and
-    top-p; at temperature 0 of the logits themselves. A row whose logits are not finite gets a NaN.
+    Log-probabilities are those of the softmax of the (penalised, constrained) logits over the temperature, before top-k
+    and top-p; at temperature 0 of the logits themselves. A row whose logits are not finite, or whose constraint allows
+    nothing, gets a NaN.
 
     Args:
         logits: (R, V), any float type; computed on in float32.
@@ -67,6 +74,8 @@ def sample(logits: torch.Tensor, rows: Sequence[RowSampler]) -> list[Sampled]:
     scores = logits.float()
     if any(row.penalised for row in rows):
         scores = _penalised(scores, rows)
+    if any(row.constraint is not None for row in rows):
+        scores = _constrained(scores, rows)
     temperatures = [max(row.sampling.temperature, _LOWEST_TEMPERATURE) if _is_random(row) else 1.0 for row in rows]
     scores = scores - scores.amax(dim=-1, keepdim=True)
     if any(temperature != 1.0 for temperature in temperatures):
@@ -83,8 +92,11 @@ def sample(logits: torch.Tensor, rows: Sequence[RowSampler]) -> list[Sampled]:
         top: tuple[tuple[int, float], ...] = ()
         if row.sampling.top_logprobs:
             best = logprobs[index].topk(min(row.sampling.top_logprobs, logprobs.shape[1]))
-            top = tuple(zip(best.indices.tolist(), best.values.tolist(), strict=True))
+            found = zip(best.indices.tolist(), best.values.tolist(), strict=True)
+            top = tuple((token, value) for token, value in found if value > -math.inf)  # fewer may be allowed
         row.counts[token_id] += 1
+        if row.constraint is not None and math.isfinite(logprob):
+            row.constraint.accept(token_id)
         result.append(Sampled(token_id=token_id, logprob=logprob, top=top))
     return result
 
@@ -100,6 +112,14 @@ def _penalised(scores: torch.Tensor, rows: Sequence[RowSampler]) -> torch.Tensor
             ids = torch.tensor(list(row.counts.keys()))
             counts = torch.tensor(list(row.counts.values()), dtype=scores.dtype)
             scores[index, ids] -= row.sampling.presence_penalty + row.sampling.frequency_penalty * counts
+    return scores
+
+
+def _constrained(scores: torch.Tensor, rows: Sequence[RowSampler]) -> torch.Tensor:
+    scores = scores.clone()
+    for index, row in enumerate(rows):
+        if row.constraint is not None:
+            scores[index].masked_fill_(~row.constraint.allowed(), -math.inf)
     return scores
 
 

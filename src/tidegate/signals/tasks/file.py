@@ -1,5 +1,5 @@
-"""Task files: JSON lines with ``id``, ``messages``, ``verifier``, ``reference`` and, at will, ``tools``, ``kind``
-and ``environment``.
+"""Task files: JSON lines with ``id``, ``messages``, ``verifier``, ``reference`` and, at will, ``tools``, ``kind``,
+``environment`` and ``json_schema`` (which the answer is held to).
 
 A line that cannot be used stops the reading with its place, field, value and what is accepted: a task set that
 silently lost lines would be another task set. A task that names an environment and no tools gets its tools.
@@ -15,12 +15,12 @@ from typing import Any, NoReturn
 from tidegate.artifacts import write_atomically
 from tidegate.core.chat import content_text
 from tidegate.core.errors import RequestError, TaskFileError
-from tidegate.core.hashing import canonical_json
+from tidegate.core.hashing import ordered_json
 from tidegate.core.types import JsonObject, Task
 from tidegate.ports import Environment, Verifier
 
 _REQUIRED = ("id", "messages", "verifier", "reference")
-_FIELDS = frozenset({*_REQUIRED, "tools", "kind", "environment"})
+_FIELDS = frozenset({*_REQUIRED, "tools", "kind", "environment", "json_schema"})
 _ROLES = ("system", "developer", "user", "assistant", "tool")
 _SHOWN = 120  # characters of a value that an error message repeats
 
@@ -48,7 +48,7 @@ def read_tasks(path: Path, *, verifiers: Mapping[str, Verifier], environments: M
 
 def write_tasks(path: Path, tasks: Iterable[Task]) -> int:
     """Write a task file in one piece; returns the number of tasks."""
-    lines = [canonical_json(task_object(task)) for task in tasks]
+    lines = [ordered_json(task_object(task)) for task in tasks]
     write_atomically(path, "".join(f"{line}\n" for line in lines).encode())
     return len(lines)
 
@@ -66,6 +66,8 @@ def task_object(task: Task) -> JsonObject:
         values["tools"] = list(task.tools)
     if task.environment is not None:
         values["environment"] = task.environment
+    if task.json_schema is not None:
+        values["json_schema"] = json.loads(task.json_schema)
     return values
 
 
@@ -132,6 +134,7 @@ class _LineReader:
             reference=values["reference"],
             kind=self._text(values, "kind") if "kind" in values else "default",
             environment=environment,
+            json_schema=self._json_schema(values),
         )
 
     def _refuse(self, field: str, value: Any, accepted: str) -> NoReturn:
@@ -159,6 +162,14 @@ class _LineReader:
         if name is not None and (not isinstance(name, str) or name not in self._environments):
             self._refuse("environment", name, f"null or one of {sorted(self._environments)}")
         return name
+
+    def _json_schema(self, values: Mapping[str, Any]) -> str | None:
+        schema = values.get("json_schema")
+        if schema is None:
+            return None
+        if not isinstance(schema, dict) or values.get("tools") or values.get("environment"):
+            self._refuse("json_schema", schema, "a JSON Schema as an object, for a task without tools and environment")
+        return ordered_json(schema)
 
     def _messages(self, values: Mapping[str, Any]) -> tuple[JsonObject, ...]:
         messages = values["messages"]
