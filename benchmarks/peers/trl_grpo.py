@@ -8,6 +8,7 @@ answers and their rewards stand in for the generation; each is trained on once, 
 from __future__ import annotations
 
 import json
+import statistics
 import sys
 import tempfile
 from pathlib import Path
@@ -30,8 +31,8 @@ model = PeftModel.from_pretrained(base, adapter_path, is_trainable=True)
 groups: dict[str, list[dict[str, Any]]] = {}
 for example in examples:
     groups.setdefault(example["group"], []).append(example)
-most = max(map(len, groups.values()))
-groups = {name: made for name, made in groups.items() if len(made) == most}  # TRL takes groups of one size
+most = statistics.mode(map(len, groups.values()))
+groups = {name: made[:most] for name, made in groups.items() if len(made) >= most}  # TRL takes groups of one size
 opening = {name: made[0]["loss_mask"].index(1) for name, made in groups.items()}
 
 
