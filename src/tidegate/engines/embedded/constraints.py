@@ -18,7 +18,7 @@ import torch
 from tidegate.core.errors import RequestError
 
 _KEPT_GRAMMARS = 64
-_COMPACT = {"whitespace_flexible": False, "item_separator": ",", "key_separator": ":"}
+_COMPACT: Any = {"whitespace_flexible": False, "item_separator": ",", "key_separator": ":"}
 
 
 class Constraint:
