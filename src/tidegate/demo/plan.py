@@ -63,7 +63,7 @@ sealed = 0.46
 max_dev_tasks = 10
 
 [curation]
-min_fresh = 12
+min_fresh = 8
 max_examples = 24
 
 [training]
