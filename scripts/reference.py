@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Annotated, Any, get_origin
 
 import typer
-from pydantic import BaseModel
+from pydantic import BaseModel, SecretStr
 from pydantic.fields import FieldInfo
 
 from tidegate.cli.main import app
@@ -101,7 +101,7 @@ def _accepted(info: FieldInfo) -> str:
 
 
 def _type_text(kind: Any) -> str:
-    names = {int: "integer", float: "number", str: "text", bool: "true or false", Path: "path"}
+    names = {int: "integer", float: "number", str: "text", SecretStr: "text", bool: "true or false", Path: "path"}
     if kind in names:
         return names[kind]
     if get_origin(kind) is Annotated:

@@ -1,4 +1,4 @@
-"""What every release, audit, cycle and sealed store promises, over SQLite and over memory."""
+"""What every release, audit, cycle and sealed store promises, over SQLite, PostgreSQL and memory."""
 
 from __future__ import annotations
 
@@ -8,13 +8,15 @@ from pathlib import Path
 
 import pytest
 
+from postgres_world import locations
 from store_samples import TASK, answer, candidate, release
 from tidegate.core.audit import verify_chain
 from tidegate.core.errors import AuditError, ConflictError, NotFoundError, RequestError
 from tidegate.core.types import CandidateState
 from tidegate.ports import AuditLog, CycleStore, ReleaseStore, SealedStore
 from tidegate.stores.memory import MemoryAuditLog, MemoryCycleStore, MemoryReleaseStore, MemorySealedStore
-from tidegate.stores.sqlite import SqlAuditLog, SqlCycleStore, SqlDatabase, SqlReleaseStore, SqlSealedStore
+from tidegate.stores.records import Role
+from tidegate.stores.sql import Location, SqlAuditLog, SqlCycleStore, SqlDatabase, SqlReleaseStore, SqlSealedStore
 
 S = CandidateState
 
@@ -30,16 +32,16 @@ class Backend:
         return [record.kind for record in self.audit.read()]
 
 
-@pytest.fixture(params=["sqlite", "memory"])
+@pytest.fixture(params=["sqlite", "postgres", "memory"])
 def backend(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Backend]:
     if request.param == "memory":
         audit = MemoryAuditLog()
         yield Backend(audit, MemoryReleaseStore(audit), MemoryCycleStore(), MemorySealedStore())
         return
-    with (
-        SqlDatabase.open(tmp_path / "tidegate.db") as db,
-        SqlDatabase.open(tmp_path / "sealed.db", role="sealed") as sealed,
-    ):
+    where: dict[Role, Location] = {"open": tmp_path / "tidegate.db", "sealed": tmp_path / "sealed.db"}
+    if request.param == "postgres":
+        where |= locations(request.getfixturevalue("postgres"))
+    with SqlDatabase.open(where["open"]) as db, SqlDatabase.open(where["sealed"], role="sealed") as sealed:
         yield Backend(SqlAuditLog(db), SqlReleaseStore(db), SqlCycleStore(db), SqlSealedStore(sealed))
 
 
@@ -182,6 +184,16 @@ def test_at_most_one_cycle_is_open(backend: Backend):
     ]
 
 
+def test_what_ends_at_one_instant_keeps_its_order(backend: Backend):
+    for number in (2, 1, 3):
+        backend.cycles.open_cycle(f"c{number}", config={}, time=1.0)
+        for step in ("zero", "alpha", "mid"):
+            backend.cycles.finish_step(f"c{number}", step, {}, time=2.0)
+        backend.cycles.close_cycle(f"c{number}", "done", time=2.0)
+    assert [cycle["id"] for cycle in backend.cycles.list_cycles()] == ["c2", "c1", "c3"]
+    assert list(backend.cycles.steps("c1")) == ["zero", "alpha", "mid"]
+
+
 def test_a_step_keeps_its_first_output(backend: Backend):
     cycles = backend.cycles
     with pytest.raises(NotFoundError, match="'c1'"):
@@ -231,9 +243,9 @@ def test_the_first_answer_stands(backend: Backend):
     assert sealed.answers("s1", "a" * 64, sample=1) == {"t1": answer(sample=1, score=0.25)}
     assert sealed.answers("s1", "a" * 64, sample=2) == {"t1": answer(sample=2, surprisal=None)}
     assert sealed.answers("s1", "a" * 64)["t1"] == answer()
-    sealed.save_answers("s1", [answer("t0", adapter_sha256="e" * 64, text="odd \ud800", tools=("odd \udfff", "b"))])
+    sealed.save_answers("s1", [answer("t0", adapter_sha256="e" * 64, text="odd \ud800\0", tools=("odd \udfff", "b"))])
     kept = sealed.answers("s1", "e" * 64)["t0"]
-    assert (kept.text, kept.tools) == ("odd \\ud800", ("odd \\udfff", "b"))
+    assert (kept.text, kept.tools) == ("odd \\ud800\\x00", ("odd \\udfff", "b"))
     assert sealed.answers("s2", "a" * 64) == {}
     for epoch, task in (("s1", "t9"), ("s9", "t1")):
         with pytest.raises(NotFoundError, match=f"{epoch!r} holds no task"):

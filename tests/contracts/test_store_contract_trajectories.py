@@ -1,4 +1,4 @@
-"""What every trajectory store promises, over SQLite and over memory."""
+"""What every trajectory store promises, over SQLite, PostgreSQL and memory."""
 
 from __future__ import annotations
 
@@ -8,25 +8,28 @@ from pathlib import Path
 
 import pytest
 
+from postgres_world import Server
 from store_samples import feedback, interaction, verdict
 from tidegate.core.errors import ConflictError, NotFoundError, RequestError, StoreError
 from tidegate.core.types import Choice, Outcome, Split
 from tidegate.stores.memory import MemoryTrajectoryStore
 from tidegate.stores.records import Reward, Role
-from tidegate.stores.sqlite import SqlDatabase, SqlTrajectoryStore
+from tidegate.stores.sql import SqlDatabase, SqlTrajectoryStore
 
 Store = SqlTrajectoryStore | MemoryTrajectoryStore
 ALL = tuple(Split)
 
 
-@pytest.fixture(params=["sqlite", "memory"])
+@pytest.fixture(params=["sqlite", "postgres", "memory"])
 def make_store(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Callable[[Role], Store]]:
     opened: list[SqlDatabase] = []
 
     def make(role: Role) -> Store:
         if request.param == "memory":
             return MemoryTrajectoryStore(role)
-        opened.append(SqlDatabase.open(tmp_path / f"{role}.db", role=role))
+        server: Server | None = request.getfixturevalue("postgres") if request.param == "postgres" else None
+        where = tmp_path / f"{role}.db" if server is None else server.fresh()
+        opened.append(SqlDatabase.open(where, role=role))
         return SqlTrajectoryStore(opened[-1])
 
     yield make
@@ -75,6 +78,7 @@ def test_known_ids_are_left_as_they_are_and_counted_once(store: Store):
         ({"choices": (Choice(index=0, token_ids=(1, 2), logprobs=(-1.0,), text=""),)}, "2 tokens and 1"),
         ({"prompt_token_ids": (2**31,)}, "32 bits"),
         ({"release_id": "\ud800"}, "lone surrogate"),
+        ({"episode_id": "e\0"}, "a NUL"),
     ],
 )
 def test_a_record_that_cannot_be_stored_is_the_requests_fault_and_nothing_of_its_batch_is_kept(
@@ -164,6 +168,22 @@ def test_feedback_is_kept_once_and_listed_oldest_first(store: Store):
     assert not store.append_feedback(replace(late, value=False))
     assert [f.id for f in store.list_feedback()] == ["early", "late"]
     assert store.list_feedback(metric_name="thumb") == [late]
+
+
+@pytest.mark.parametrize("named", [{"id_": "f\0"}, {"episode_id": "e\0"}, {"metric_name": "m\0"}])
+def test_feedback_whose_names_no_database_keeps_is_refused(store: Store, named: dict[str, str]):
+    with pytest.raises(RequestError, match="NUL"):
+        store.append_feedback(feedback(**{"episode_id": "e", **named}))
+    assert store.list_feedback() == []
+
+
+def test_the_order_of_ids_is_that_of_their_code_points(store: Store):
+    ids = ["a", "B", "_", "\u00e4", "b", "A", "-", "Z", "a-b", "a_b", "\U0001f44b", "\ufffd"]
+    store.append_interactions([interaction(f"i{id_}", episode=id_) for id_ in ids])
+    assert [episode.id for episode in store.list_episodes(splits=ALL)] == sorted(ids)
+    for id_ in ids:
+        store.append_feedback(feedback(id_, episode_id="e"))
+    assert [item.id for item in store.list_feedback()] == sorted(ids)
 
 
 @pytest.mark.parametrize("both", [True, False])

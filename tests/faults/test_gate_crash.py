@@ -16,7 +16,7 @@ from gate_engine import BASE, GateWorld, adapter, sealed_traffic
 from tidegate.core.gate import Reply, verify_audit
 from tidegate.core.types import Answer, AuditRecord, JsonObject, Task
 from tidegate.gate import KeyPair, verify_certificate
-from tidegate.stores.sqlite import SqlAuditLog, SqlDatabase, SqlSealedStore
+from tidegate.stores.sql import SqlAuditLog, SqlDatabase, SqlSealedStore
 
 TRAFFIC = sealed_traffic(45)
 HOW_MANY_WRITES = 1 + 1 + 3 * 45 + 1  # epoch, its record, answers of three arms, decision

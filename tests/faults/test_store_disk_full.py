@@ -13,7 +13,7 @@ import pytest
 from store_samples import interaction
 from tidegate.core.errors import StoreError
 from tidegate.core.types import Split
-from tidegate.stores.sqlite import SqlDatabase, SqlTrajectoryStore
+from tidegate.stores.sql import SqlDatabase, SqlTrajectoryStore
 
 BLOB = "x" * 20_000
 
@@ -22,7 +22,7 @@ import resource, sys
 from pathlib import Path
 from store_samples import interaction
 from tidegate.core.errors import StoreError
-from tidegate.stores.sqlite import SqlDatabase, SqlTrajectoryStore
+from tidegate.stores.sql import SqlDatabase, SqlTrajectoryStore
 
 with SqlDatabase.open(Path(sys.argv[1])) as database:
     store = SqlTrajectoryStore(database)

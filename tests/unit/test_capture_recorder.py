@@ -15,7 +15,7 @@ from tidegate.capture import Recorder, RecordStore
 from tidegate.core.errors import ConflictError, RequestError, StoreError, TidegateError
 from tidegate.core.types import Feedback, Interaction, Split
 from tidegate.stores.memory import MemoryTrajectoryStore
-from tidegate.stores.sqlite import SqlDatabase, SqlTrajectoryStore
+from tidegate.stores.sql import SqlDatabase, SqlTrajectoryStore
 
 BAD = {"role": "user", "content": float("nan")}
 

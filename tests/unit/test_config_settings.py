@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import traceback
 from pathlib import Path
 from typing import Any
 
@@ -190,3 +191,85 @@ def test_what_takes_effect_is_accepted() -> None:
         {"restart": "base", "objective": "kto"},
     ):
         load_settings(None, {"training": training})
+
+
+OPEN, SEALED = "postgresql://a@h/open", "postgresql://b@h/sealed"
+
+
+def test_databases_on_a_server_are_two_urls_and_perhaps_their_passwords(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TIDEGATE_DATABASE__PASSWORD", "hush1")
+    monkeypatch.setenv("TIDEGATE_DATABASE__SEALED_URL", "postgres://b:hush2@h/sealed?password=hush3&sslmode=require")
+    database = load_settings(None, {"database": {"url": OPEN}}).database
+    assert database.password is not None
+    assert database.password.get_secret_value() == "hush1"
+    told = f"{database!r} {database} {database.model_dump_json()} {database.shown()}"
+    assert "hush" not in told
+    assert database.shown() == {
+        "url": OPEN,
+        "sealed_url": "postgres://b:***@h/sealed?password=***&sslmode=require",
+        "password": "(hidden)",
+        "sealed_password": None,
+    }
+
+
+@pytest.mark.parametrize(
+    ("sealed", "same"),
+    [
+        (OPEN, True),
+        ("postgresql://a:pw@h:5432/open", True),
+        ("postgres://a@h/open?sslmode=require", True),
+        ("postgresql://a@/open?host=h", True),
+        ("postgresql://a@h/open?options=-csearch_path%3Dsealed", False),
+        ("postgresql://b@h/open", False),
+        ("postgresql://a@h:5433/open", False),
+        ("postgresql://a@other/open", False),
+        (SEALED, False),
+    ],
+)
+def test_sealed_traffic_never_shares_a_place_with_open_traffic(sealed: str, same: bool) -> None:
+    given = {"database": {"url": OPEN, "sealed_url": sealed}}
+    if not same:
+        assert load_settings(None, given).database.sealed_url is not None
+        return
+    with pytest.raises(
+        ConfigError, match=r"name the same place.*sealed traffic lies in a database or schema of its own"
+    ):
+        load_settings(None, given)
+
+
+@pytest.mark.parametrize(
+    ("section", "said"),
+    [
+        ({"url": OPEN}, "database.url is set and database.sealed_url is not"),
+        ({"sealed_url": SEALED}, "database.sealed_url is set and database.url is not"),
+        ({"password": "hush"}, "database.password has no effect without database.url"),
+        ({"url": "mysql://u:hush@h/d", "sealed_url": SEALED}, "database.url: .*scheme is not 'postgresql'"),
+        ({"url": "sqlite:///hush.db", "sealed_url": SEALED}, "database.url: .*scheme is not 'postgresql'"),
+        ({"url": "postgresql://u:hu@sh@h/d", "sealed_url": SEALED}, "not percent-encoded"),
+        ({"url": "postgresql://u:12/hush@h/d", "sealed_url": SEALED}, "not percent-encoded"),
+        ({"url": "postgresql://u:hush/x@h/d", "sealed_url": SEALED}, "cannot be read"),
+        ({"url": "postgresql://u:12#hush@h/d", "sealed_url": SEALED}, "not percent-encoded"),
+        ({"url": ["hush"], "sealed_url": SEALED}, "database.url"),
+        ({"pasword": "hush"}, "database.pasword"),
+        ({"url": OPEN, "sealed_url": OPEN, "password": "hush"}, "name the same place"),
+    ],
+)
+def test_an_unusable_database_is_told_without_its_password(section: dict[str, Any], said: str) -> None:
+    with pytest.raises(ConfigError, match=said) as caught:
+        load_settings(None, {"database": section})
+    assert "hush" not in "".join(traceback.format_exception(caught.value))
+
+
+@pytest.mark.parametrize(
+    "overrides",
+    [
+        {"databse": {"url": "postgresql://u:hush@h/d", "password": "hush"}},
+        {"database": "postgresql://u:hush@h/d"},
+        {"server": {"host": ["postgresql://u:hush@h/d"]}},
+        {"url": "postgresql://u:hush@h/d"},
+    ],
+)
+def test_a_password_in_the_wrong_place_is_not_told_either(overrides: dict[str, Any]) -> None:
+    with pytest.raises(ConfigError) as caught:
+        load_settings(None, overrides)
+    assert "hush" not in "".join(traceback.format_exception(caught.value))

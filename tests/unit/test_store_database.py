@@ -16,7 +16,7 @@ from tidegate.core.audit import verify_chain
 from tidegate.core.errors import RequestError, SchemaVersionError, StoreError
 from tidegate.core.types import Split
 from tidegate.stores.audit import append_record
-from tidegate.stores.sqlite import (
+from tidegate.stores.sql import (
     SqlAuditLog,
     SqlCycleStore,
     SqlDatabase,
@@ -133,7 +133,7 @@ def test_a_database_of_another_version_names_both_revisions_and_is_left_as_it_is
             other.execute("UPDATE alembic_version SET version_num = ?", [revision])
         other.commit()
     content = path.read_bytes()
-    with pytest.raises(SchemaVersionError, match=rf"{revision!r}.*up to '0002'.*run the version that wrote it"):
+    with pytest.raises(SchemaVersionError, match=rf"{revision!r}.*up to '0003'.*run the version that wrote it"):
         SqlDatabase.open(path)
     assert path.read_bytes() == content
 

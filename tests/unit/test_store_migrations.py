@@ -13,7 +13,7 @@ from alembic.migration import MigrationContext
 from store_samples import TASK, answer
 from tidegate.core.errors import StoreError
 from tidegate.stores.schema import REVISION, metadata
-from tidegate.stores.sqlite import SqlDatabase, SqlSealedStore
+from tidegate.stores.sql import SqlCycleStore, SqlDatabase, SqlSealedStore
 from tidegate.stores.upgrade import known_revisions, upgrade
 
 NOUNS = {
@@ -95,6 +95,8 @@ def test_a_database_of_the_first_revision_keeps_its_epochs_and_forgets_its_answe
             connection.exec_driver_sql("DROP TABLE answers")
             connection.exec_driver_sql("CREATE TABLE answers (epoch_id TEXT, task_id TEXT, passed BOOLEAN)")
             connection.exec_driver_sql("INSERT INTO answers VALUES ('s1', 't1', 1)")
+            for table in ("cycles", "cycle_steps"):
+                connection.exec_driver_sql(f"ALTER TABLE {table} DROP COLUMN position")
             connection.exec_driver_sql("UPDATE alembic_version SET version_num = '0001'")
         SqlSealedStore(database).open_epoch("s1", [TASK], "commit", 1.0)
     with SqlDatabase.open(tmp_path / "old.db", role="sealed") as database:
@@ -106,6 +108,25 @@ def test_a_database_of_the_first_revision_keeps_its_epochs_and_forgets_its_answe
         with database.read("read") as connection:
             assert _statements(connection) == wanted
             assert connection.exec_driver_sql("SELECT version_num FROM alembic_version").scalar_one() == REVISION
+
+
+def test_cycles_of_the_second_revision_keep_their_order(tmp_path: Path):
+    with SqlDatabase.open(tmp_path / "old.db") as database, database.write("made old") as connection:
+        for table in ("cycles", "cycle_steps"):
+            connection.exec_driver_sql(f"ALTER TABLE {table} DROP COLUMN position")
+        connection.exec_driver_sql("UPDATE alembic_version SET version_num = '0002'")
+        for name in ("c2", "c1"):
+            connection.exec_driver_sql(
+                "INSERT INTO cycles (id, config, opened_at, closed_at, outcome) VALUES (?, '{}', 1.0, 1.0, 'done')",
+                (name,),
+            )
+            for step in ("zero", "alpha"):
+                connection.exec_driver_sql("INSERT INTO cycle_steps VALUES (?, ?, '{}', 1.0)", (name, step))
+    with SqlDatabase.open(tmp_path / "old.db") as database:
+        cycles = SqlCycleStore(database)
+        cycles.open_cycle("c0", config={}, time=1.0)
+        assert [cycle["id"] for cycle in cycles.list_cycles()] == ["c2", "c1", "c0"]
+        assert list(cycles.steps("c1")) == ["zero", "alpha"]
 
 
 def _statements(connection: sa.Connection) -> dict[str, list[str]]:

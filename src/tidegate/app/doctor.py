@@ -14,7 +14,7 @@ from typing import Literal
 from tidegate.app.gates import build_policy, check_keys, gate_self_test, verify_log
 from tidegate.app.layout import DataDirectory
 from tidegate.app.splits import user_splitter
-from tidegate.app.stores import open_stores
+from tidegate.app.stores import has_database, open_stores, reader_of_sealed
 from tidegate.config import Settings
 from tidegate.core.errors import ConfigError, ConflictError, TidegateError
 from tidegate.engines.known_models import KNOWN_MODELS
@@ -36,23 +36,34 @@ class Finding:
 
 def examine(settings: Settings) -> list[Finding]:
     """Run all checks; none changes what is stored."""
-    directory = DataDirectory(root=settings.data_dir)
+    directory = DataDirectory.of(settings)
     findings = [
         Finding(check="python", state="ok", detail=platform.python_version()),
-        *_packages(),
+        *_packages(settings),
         _finding("model", lambda: _model(settings)),
         _finding("policy", lambda: f"{build_policy(settings).name} ({build_policy(settings).hash[:12]})"),
         _finding("gate self-test", lambda: gate_self_test(settings)),
         _disk(settings),
     ]
-    if directory.open_database.exists():
-        findings.append(_finding("databases", lambda: _databases(directory)))
-        findings.append(_finding("audit log", lambda: _audit(directory)))
-        findings.append(_finding("keys", lambda: _keys(settings, directory)))
-    else:
-        detail = f"{str(settings.data_dir)!r} is empty; 'tidegate serve' fills it"
-        findings.append(Finding(check="data directory", state="warning", detail=detail))
-    return [*findings, *_server(settings, directory)]
+    return [*findings, *_stored(settings, directory), *_server(settings, directory)]
+
+
+def _stored(settings: Settings, directory: DataDirectory) -> Iterator[Finding]:
+    try:
+        is_used = has_database(directory)
+    except TidegateError as error:
+        yield Finding(check="databases", state="wrong", detail=f"[{error.code}] {error}")
+        return
+    if not is_used:
+        place = settings.database.shown_url or str(settings.data_dir)
+        yield Finding(check="data directory", state="warning", detail=f"{place!r} is empty; 'tidegate serve' fills it")
+        return
+    yield _finding("databases", lambda: _databases(directory))
+    yield _finding("audit log", lambda: _audit(directory))
+    yield _finding("keys", lambda: _keys(settings, directory))
+    reader = reader_of_sealed(directory)
+    if reader is not None:
+        yield Finding(check="sealed database", state="warning", detail=reader)
 
 
 def _server(settings: Settings, directory: DataDirectory) -> list[Finding]:
@@ -72,8 +83,14 @@ def _finding(check: str, run: Callable[[], str]) -> Finding:
         return Finding(check=check, state="wrong", detail=f"[{error.code}] {error}")
 
 
-def _packages() -> Iterator[Finding]:
-    for extra, modules in (("embedded", ("torch", "transformers", "peft")), ("tasks", ("openai", "reasoning_gym"))):
+def _packages(settings: Settings) -> Iterator[Finding]:
+    wanted: dict[str, tuple[str, ...]] = {
+        "embedded": ("torch", "transformers", "peft"),
+        "tasks": ("openai", "reasoning_gym"),
+    }
+    if settings.database.url is not None:
+        wanted["postgres"] = ("psycopg",)
+    for extra, modules in wanted.items():
         missing = [module for module in modules if importlib.util.find_spec(module) is None]
         detail = f"{', '.join(missing)} missing: pip install 'tidegate[{extra}]'" if missing else "installed"
         yield Finding(check=f"extra {extra}", state="warning" if missing else "ok", detail=detail)

@@ -8,10 +8,12 @@ import json
 import os
 import secrets
 from collections.abc import Generator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from tidegate.artifacts import write_atomically
+from tidegate.config import Settings
+from tidegate.config.database import DatabaseSettings
 from tidegate.core.errors import ConfigError, ConflictError
 
 
@@ -26,18 +28,27 @@ class ServerAddress:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DataDirectory:
-    """Paths under one data directory. Creating it is explicit: :meth:`create`."""
+    """Paths under one data directory. Creating it is explicit: :meth:`create`.
+
+    ``database`` says where its databases lie, if not in the directory itself.
+    """
 
     root: Path
+    database: DatabaseSettings = field(default_factory=DatabaseSettings)
+
+    @classmethod
+    def of(cls, settings: Settings) -> DataDirectory:
+        """The directory that the settings name."""
+        return cls(root=settings.data_dir, database=settings.database)
 
     @property
     def open_database(self) -> Path:
-        """Interactions of train and dev users, releases, cycles, audit log."""
+        """SQLite: interactions of train and dev users, releases, cycles, audit log."""
         return self.root / "tidegate.db"
 
     @property
     def sealed_database(self) -> Path:
-        """Interactions of sealed users and the gate's epochs; never opened by curation or training."""
+        """SQLite: interactions of sealed users and the gate's epochs; never opened by curation or training."""
         return self.root / "sealed.db"
 
     @property
@@ -99,7 +110,12 @@ class DataDirectory:
 
     def split_key(self) -> bytes:
         """The secret that assigns users to splits and hides their ids; made once, never changed."""
-        return _secret_file(self.root / "keys" / "split.key")
+        return _secret_file(self.split_key_file)
+
+    @property
+    def split_key_file(self) -> Path:
+        """Where :meth:`split_key` keeps it."""
+        return self.root / "keys" / "split.key"
 
     def admin_token(self) -> str:
         """Bearer token of the admin API, readable by the owner only."""

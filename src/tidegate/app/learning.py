@@ -92,7 +92,7 @@ def _opening_and_answer(messages: Any) -> tuple[Messages, Messages | None]:
 
 def train_demonstrations(settings: Settings, path: Path, *, say: Callable[[str], None]) -> JsonObject:
     """A supervised pass over demonstrations from the bare base model; registers a candidate."""
-    directory = DataDirectory(root=settings.data_dir).create()
+    directory = DataDirectory.of(settings).create()
     examples = read_demonstrations(path)
     model_dir = resolve_base(settings, progress=say)
     base_sha256 = base_hash(model_dir)

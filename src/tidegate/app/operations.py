@@ -23,7 +23,7 @@ from tidegate.app.gates import (
 from tidegate.app.layout import DataDirectory
 from tidegate.app.locks import cycle_lock, exclusive
 from tidegate.app.publishing import PublishesReleases, publisher_for
-from tidegate.app.stores import Stores, open_stores
+from tidegate.app.stores import Stores, has_database, open_stores
 from tidegate.config import Settings
 from tidegate.core.errors import CommandError, ConflictError, NotFoundError, TidegateError
 from tidegate.core.gate.live_records import trial_status
@@ -40,12 +40,16 @@ def existing(settings: Settings) -> DataDirectory:
 
     Raises:
         NotFoundError: it has no database.
+        StoreError: the database server cannot be asked.
     """
-    directory = DataDirectory(root=settings.data_dir)
-    if not directory.open_database.exists():
+    directory = DataDirectory.of(settings)
+    if not has_database(directory):
+        place = settings.database.shown_url
         raise NotFoundError(
             f"data directory {str(settings.data_dir)!r} holds no tidegate.db; "
             "start 'tidegate serve' first, or name another with --data-dir"
+            if place is None
+            else f"database {place!r} holds no tables; start 'tidegate serve' first, or name another in database.url"
         )
     return directory.create()
 
@@ -252,7 +256,7 @@ async def send_feedback(settings: Settings, target: str, metric: str, value: Any
     Raises:
         CommandError: no server runs on this data directory, or it refuses.
     """
-    address = DataDirectory(root=settings.data_dir).server()
+    address = DataDirectory.of(settings).server()
     if address is None:
         raise CommandError(f"no server runs on data directory {str(settings.data_dir)!r}; start 'tidegate serve'")
     name = "interaction_id" if target.startswith("chatcmpl-") else "episode_id"

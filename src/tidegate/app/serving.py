@@ -63,7 +63,7 @@ async def serve(settings: Settings, *, say: Callable[[str], None]) -> None:
 @asynccontextmanager
 async def running(settings: Settings, *, say: Callable[[str], None]) -> AsyncGenerator[ServerAddress]:
     """A whole server for the length of a block."""
-    directory = DataDirectory(root=settings.data_dir).create()
+    directory = DataDirectory.of(settings).create()
     async with AsyncExitStack() as stack:
         stack.enter_context(directory.served_alone())
         model_dir = await asyncio.to_thread(resolve_base, settings, progress=say)

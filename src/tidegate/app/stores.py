@@ -2,20 +2,29 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Generator
 from contextlib import contextmanager
 from dataclasses import dataclass
 
+from pydantic import SecretStr
+
 from tidegate.app.layout import DataDirectory
 from tidegate.core.errors import StoreError
-from tidegate.stores.sqlite import (
+from tidegate.stores.sql import (
+    Location,
+    PostgresAddress,
     SqlAuditLog,
     SqlCycleStore,
     SqlDatabase,
     SqlReleaseStore,
     SqlSealedStore,
     SqlTrajectoryStore,
+    can_read,
 )
+
+_OWNER = "data_directory"
+_FINGERPRINT = b"the data directory that a database belongs to"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -48,13 +57,15 @@ def open_stores(directory: DataDirectory) -> Generator[Stores]:
     """Open (and migrate) both databases for the length of a block.
 
     Raises:
-        StoreError: a file cannot be opened or written.
+        ConfigError: the driver of PostgreSQL is not installed.
+        StoreError: a database cannot be opened or written, or belongs to another data directory.
         SchemaVersionError: it was written by another version.
     """
-    with (
-        SqlDatabase.open(directory.open_database) as database,
-        SqlDatabase.open(directory.sealed_database, role="sealed") as sealed,
-    ):
+    where, sealed_where = _locations(directory)
+    with SqlDatabase.open(where) as database, SqlDatabase.open(sealed_where, role="sealed") as sealed:
+        if directory.database.url is not None:
+            for each in (database, sealed):
+                _require_owner(each, directory)
         yield Stores(
             trajectories=SqlTrajectoryStore(database),
             sealed_trajectories=SqlTrajectoryStore(sealed),
@@ -64,3 +75,57 @@ def open_stores(directory: DataDirectory) -> Generator[Stores]:
             cycles=SqlCycleStore(database),
             databases=(database, sealed),
         )
+
+
+def has_database(directory: DataDirectory) -> bool:
+    """Whether the directory was used before.
+
+    Raises:
+        StoreError: the database server cannot be asked.
+    """
+    return SqlDatabase.is_made(_locations(directory)[0])
+
+
+def reader_of_sealed(directory: DataDirectory) -> str | None:
+    """Says so where whoever knows ``database.url`` alone can read the sealed database; None where it is shut."""
+    settings = directory.database
+    if settings.url is None or settings.sealed_url is None:
+        return None
+    mine = _address(settings.url, settings.password)
+    if not can_read(_address(settings.sealed_url, settings.sealed_password), by=mine):
+        return None
+    return (
+        f"the user of database.url {settings.shown_url!r} can read the sealed database; give that one a user "
+        "and rights of its own, or whoever trains can read what the gate tests with"
+    )
+
+
+def _locations(directory: DataDirectory) -> tuple[Location, Location]:
+    """Where the open and the sealed database lie."""
+    settings = directory.database
+    if settings.url is None or settings.sealed_url is None:
+        return directory.open_database, directory.sealed_database
+    return _address(settings.url, settings.password), _address(settings.sealed_url, settings.sealed_password)
+
+
+def _address(url: SecretStr, password: SecretStr | None) -> PostgresAddress:
+    return PostgresAddress(
+        url=url.get_secret_value(), password=None if password is None else password.get_secret_value()
+    )
+
+
+def _require_owner(database: SqlDatabase, directory: DataDirectory) -> None:
+    """A database on a server is used with the split key that its traffic was split with, and with no other.
+
+    A file lies beside its keys. A server can be named from anywhere, and another key would send users whom the gate
+    tests with to training.
+    """
+    owner = database.noted(_OWNER)
+    if owner is None or directory.split_key_file.exists():
+        mine = hashlib.sha256(_FINGERPRINT + directory.split_key()).hexdigest()
+        if database.note(_OWNER, mine) == mine:
+            return
+    raise StoreError(
+        f"database {database.name!r} belongs to another data directory than {str(directory.root)!r}, or that has lost "
+        "keys/split.key; name the directory that it was made with, restore its keys, or name an empty database"
+    )

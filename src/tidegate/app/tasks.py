@@ -120,7 +120,7 @@ def simulation_tasks(options: SimulationOptions) -> list[Task]:
 
 def running_server_url(settings: Settings) -> str:
     """Where the server of the data directory listens."""
-    address = DataDirectory(root=settings.data_dir).server()
+    address = DataDirectory.of(settings).server()
     if address is None:
         raise CommandError(
             f"no server runs on data directory {str(settings.data_dir)!r}; start 'tidegate serve' or name a server "

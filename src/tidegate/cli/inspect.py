@@ -38,9 +38,11 @@ def doctor(context: typer.Context, as_json: Json = False) -> None:
 def show(context: typer.Context, as_json: Json = False) -> None:
     """All settings with their values, wherever they come from."""
     with boundary():
-        values = settings_of(context).model_dump(mode="json")
+        settings = settings_of(context)
+        values = settings.model_dump(mode="json")
         if values["server"]["api_keys"]:
             values["server"]["api_keys"] = ["(hidden)"] * len(values["server"]["api_keys"])
+        values["database"] |= settings.database.shown()
         emit(values if as_json else _flat(values), as_json=as_json)
 
 

@@ -22,6 +22,7 @@ from pydantic_settings import (
     SettingsError,
 )
 
+from tidegate.config.database import DatabaseSettings, without_password
 from tidegate.config.fields import Finite, Fraction, Port, Positive, Section, Share
 from tidegate.config.training import TrainingSettings
 from tidegate.core.errors import ConfigError
@@ -208,10 +209,13 @@ class WatchSettings(Section):
 class Settings(BaseSettings):
     """Everything that can be set. Built by :func:`load_settings`; the constructor reads nothing by itself."""
 
-    model_config = SettingsConfigDict(env_prefix=ENV_PREFIX, env_nested_delimiter="__", extra="forbid", frozen=True)
+    model_config = SettingsConfigDict(
+        env_prefix=ENV_PREFIX, env_nested_delimiter="__", extra="forbid", frozen=True, hide_input_in_errors=True
+    )
 
-    data_dir: Path = Field(default=Path(".tidegate"), description="Databases, adapters, keys and manifests.")
+    data_dir: Path = Field(default=Path(".tidegate"), description="SQLite databases, adapters, keys and manifests.")
     policy: Path | None = Field(default=None, description="Gate policy file; default: the strict policy that ships.")
+    database: DatabaseSettings = Field(default_factory=DatabaseSettings)
     server: ServerSettings = Field(default_factory=ServerSettings)
     model: ModelSettings = Field(default_factory=ModelSettings)
     split: SplitSettings = Field(default_factory=SplitSettings)
@@ -297,8 +301,22 @@ def _read_environment() -> dict[str, Any]:
 
 
 def _shown_input(location: tuple[int | str, ...], value: object) -> str:
-    """The value for a message; keys never reach a log."""
-    return "" if any("key" in str(part) for part in location) else f" = {value!r}"
+    """The value for a message; keys and passwords never reach a log."""
+    return "" if any(_is_secret(str(part)) for part in location) else f" = {_redacted(value)!r}"
+
+
+def _is_secret(name: str) -> bool:
+    return any(word in name.lower() for word in ("key", "password", "url", "database"))
+
+
+def _redacted(value: object) -> object:
+    """A value of a section that may be a misspelt one: secrets are hidden wherever they stand."""
+    if isinstance(value, Mapping):
+        pairs = cast("Mapping[str, object]", value).items()
+        return {name: "***" if _is_secret(name) else _redacted(inner) for name, inner in pairs}
+    if isinstance(value, list | tuple):
+        return [_redacted(item) for item in cast("list[object]", value)]
+    return without_password(value) if isinstance(value, str) else value
 
 
 def _merged(below: Mapping[str, Any], above: Mapping[str, Any]) -> dict[str, Any]:

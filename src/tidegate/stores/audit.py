@@ -1,4 +1,4 @@
-"""The audit log over one SQLite file: one chain, whichever process appends."""
+"""The audit log over one database: one chain, whichever process appends."""
 
 from __future__ import annotations
 

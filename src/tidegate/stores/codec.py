@@ -59,8 +59,10 @@ def interaction_row(interaction: Interaction) -> dict[str, Any]:
                 "log-probabilities; as many or none are accepted"
             )
     ids = (interaction.id, interaction.episode_id, interaction.user_key, interaction.release_id)
-    if not all(_encodable(text) for text in (*ids, interaction.engine_replica)):
-        raise RequestError(f"{named} cannot be stored: an id holds a lone surrogate; UTF-8 text is accepted")
+    if not all(_encodable(text) and "\0" not in text for text in (*ids, interaction.engine_replica)):
+        raise RequestError(
+            f"{named} cannot be stored: an id holds a lone surrogate or a NUL; UTF-8 text without them is accepted"
+        )
     return {
         "id": interaction.id,
         "episode_id": interaction.episode_id,

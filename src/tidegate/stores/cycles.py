@@ -1,4 +1,4 @@
-"""Cycles and their finished steps over one SQLite file."""
+"""Cycles and their finished steps over one database."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class SqlCycleStore:
             if known is not None:
                 raise rules.cycle_conflict(cycle_id, known)
             row = {"id": cycle_id, "config": text, "opened_at": time, "open_slot": 1}
-            connection.execute(sa.insert(t.cycles).values(row))
+            connection.execute(sa.insert(t.cycles).values(**row, position=_next(t.cycles)))
 
     def current(self) -> tuple[str, JsonObject] | None:
         """Id and configuration of the open cycle, if any."""
@@ -61,12 +61,12 @@ class SqlCycleStore:
                 return
             rules.check_cycle_open(cycle_id, _cycle(connection, cycle_id))
             row = {"cycle_id": cycle_id, "step": step, "output": text, "finished_at": time}
-            connection.execute(sa.insert(t.cycle_steps).values(row))
+            connection.execute(sa.insert(t.cycle_steps).values(**row, position=_next(t.cycle_steps)))
 
     def steps(self, cycle_id: str) -> dict[str, JsonObject]:
         """Outputs of the finished steps, in the order in which they finished."""
         query = sa.select(t.cycle_steps).where(t.cycle_steps.c.cycle_id == cycle_id)
-        query = query.order_by(t.cycle_steps.c.finished_at, sa.text("rowid"))
+        query = query.order_by(t.cycle_steps.c.finished_at, t.cycle_steps.c.position)
         with self._db.read("read") as connection:
             rows = connection.execute(query).mappings().all()
         return {row["step"]: codec.from_json(row["output"]) for row in rows}
@@ -87,7 +87,7 @@ class SqlCycleStore:
     def list_cycles(self) -> list[JsonObject]:
         """All cycles, oldest first: id, opened_at, closed_at, outcome."""
         columns = (t.cycles.c.id, t.cycles.c.opened_at, t.cycles.c.closed_at, t.cycles.c.outcome)
-        query = sa.select(*columns).order_by(t.cycles.c.opened_at, sa.text("rowid"))
+        query = sa.select(*columns).order_by(t.cycles.c.opened_at, t.cycles.c.position)
         with self._db.read("read") as connection:
             return [dict(row) for row in connection.execute(query).mappings()]
 
@@ -95,3 +95,8 @@ class SqlCycleStore:
 def _cycle(connection: sa.Connection, cycle_id: str) -> dict[str, Any] | None:
     row = connection.execute(sa.select(t.cycles).where(t.cycles.c.id == cycle_id)).mappings().first()
     return None if row is None else dict(row)
+
+
+def _next(table: sa.Table) -> sa.ScalarSelect[int]:
+    """The position after the last one; the write lock keeps it free."""
+    return sa.select(sa.func.coalesce(sa.func.max(table.c.position), 0) + 1).scalar_subquery()

@@ -1,4 +1,4 @@
-"""Feedback over one SQLite file: kept whether or not what it names is known, matched when that arrives.
+"""Feedback over one database: kept whether or not what it names is known, matched when that arrives.
 
 Matters because feedback may come days late, twice, or before the record of the answer that it is about.
 """

@@ -1,4 +1,4 @@
-"""Candidates, releases and aliases over one SQLite file; every change and its audit record are one transaction."""
+"""Candidates, releases and aliases over one database; every change and its audit record are one transaction."""
 
 from __future__ import annotations
 

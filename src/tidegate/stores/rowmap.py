@@ -55,7 +55,7 @@ def feedback_of(row: Row) -> Feedback:
 
 
 def verdict_row(verdict: Verdict) -> dict[str, Any]:
-    """A row of ``verdicts``. The detail is for people: what has no UTF-8 form is shown escaped.
+    """A row of ``verdicts``. The detail is for people: what has no UTF-8 form is shown escaped, and so is NUL.
 
     Raises:
         RequestError: the score lies outside [0, 1].
@@ -151,7 +151,7 @@ def epoch_task_rows(epoch_id: str, tasks: Sequence[Task]) -> list[dict[str, Any]
 
 
 def answer_row(epoch_id: str, answer: Answer) -> dict[str, Any]:
-    """A row of ``answers``. What has no UTF-8 form in the text or the error is shown escaped.
+    """A row of ``answers``. What has no UTF-8 form in the text or the error is shown escaped, and so is NUL.
 
     Raises:
         RequestError: the score lies outside [0, 1].
@@ -178,4 +178,5 @@ def answer_of(row: Row) -> Answer:
 
 
 def _escaped(text: str) -> str:
-    return text.encode("utf-8", "backslashreplace").decode()
+    """For people: what no database would keep as text is shown escaped."""
+    return text.encode("utf-8", "backslashreplace").decode().replace("\0", "\\x00")

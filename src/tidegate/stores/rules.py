@@ -67,11 +67,14 @@ def check_same_episode(owner: Mapping[str, Any], interaction: Interaction) -> No
 
 
 def check_feedback(feedback: Feedback) -> None:
-    """Refuse feedback that names both or neither of interaction and episode.
+    """Refuse feedback that names both or neither of interaction and episode, or whose names no database can keep.
 
     Raises:
-        RequestError: exactly one is accepted.
+        RequestError: exactly one is accepted, without NUL.
     """
+    names = (feedback.id, feedback.metric_name, feedback.interaction_id, feedback.episode_id)
+    if any("\0" in name for name in names if name is not None):
+        raise RequestError(f"feedback {feedback.id!r} cannot be stored: a name in it holds a NUL; leave that out")
     if (feedback.interaction_id is None) == (feedback.episode_id is None):
         raise RequestError(
             f"feedback {feedback.id!r} names interaction {feedback.interaction_id!r} and episode "

@@ -18,12 +18,13 @@ from sqlalchemy import (
     LargeBinary,
     MetaData,
     Table,
-    Text,
     UniqueConstraint,
     text,
 )
 
-REVISION = "0002"
+from tidegate.stores.types import TEXT
+
+REVISION = "0003"
 """The newest revision in ``migrations/versions``: a database of this revision has exactly these tables."""
 
 metadata = MetaData(
@@ -39,16 +40,16 @@ metadata = MetaData(
 store_meta = Table(
     "store_meta",
     metadata,
-    Column("key", Text, primary_key=True),
-    Column("value", Text, nullable=False),
+    Column("key", TEXT, primary_key=True),
+    Column("value", TEXT, nullable=False),
 )
 
 episodes = Table(
     "episodes",
     metadata,
-    Column("id", Text, primary_key=True),
-    Column("user_key", Text, nullable=False),
-    Column("split", Text, nullable=False),
+    Column("id", TEXT, primary_key=True),
+    Column("user_key", TEXT, nullable=False),
+    Column("split", TEXT, nullable=False),
     Column("first_at", Float, nullable=False),
     Index("ix_episodes_split_first_at", "split", "first_at"),
 )
@@ -56,34 +57,34 @@ episodes = Table(
 interactions = Table(
     "interactions",
     metadata,
-    Column("id", Text, primary_key=True),
-    Column("episode_id", Text, ForeignKey("episodes.id"), nullable=False),
+    Column("id", TEXT, primary_key=True),
+    Column("episode_id", TEXT, ForeignKey("episodes.id"), nullable=False),
     Column("created_at", Float, nullable=False),
-    Column("messages", Text, nullable=False),
-    Column("tools", Text, nullable=False),
-    Column("sampling", Text, nullable=False),
+    Column("messages", TEXT, nullable=False),
+    Column("tools", TEXT, nullable=False),
+    Column("sampling", TEXT, nullable=False),
     Column("prompt_tokens", LargeBinary, nullable=False),
-    Column("choices", Text, nullable=False),
+    Column("choices", TEXT, nullable=False),
     Column("choice_tokens", LargeBinary, nullable=False),
     Column("choice_logprobs", LargeBinary, nullable=False),
-    Column("release_id", Text, nullable=False),
-    Column("engine_replica", Text, nullable=False),
+    Column("release_id", TEXT, nullable=False),
+    Column("engine_replica", TEXT, nullable=False),
     Column("latency_s", Float, nullable=False),
     Column("main_line", Boolean, nullable=False),
     Column("consent", Boolean, nullable=False),
-    Column("task", Text),
+    Column("task", TEXT),
     Index("ix_interactions_episode_id_created_at", "episode_id", "created_at"),
 )
 
 verdicts = Table(
     "verdicts",
     metadata,
-    Column("episode_id", Text, ForeignKey("episodes.id"), primary_key=True),
-    Column("verifier", Text, primary_key=True),
-    Column("version", Text, primary_key=True),
-    Column("outcome", Text, nullable=False),
+    Column("episode_id", TEXT, ForeignKey("episodes.id"), primary_key=True),
+    Column("verifier", TEXT, primary_key=True),
+    Column("version", TEXT, primary_key=True),
+    Column("outcome", TEXT, nullable=False),
     Column("score", Float, nullable=False),
-    Column("detail", Text, nullable=False),
+    Column("detail", TEXT, nullable=False),
     Column("seconds", Float, nullable=False),
     Column("created_at", Float, nullable=False),
 )
@@ -91,72 +92,74 @@ verdicts = Table(
 rewards = Table(
     "rewards",
     metadata,
-    Column("interaction_id", Text, ForeignKey("interactions.id"), primary_key=True),
-    Column("verifier", Text, primary_key=True),
-    Column("version", Text, primary_key=True),
-    Column("policy", Text, primary_key=True),
-    Column("episode_id", Text, ForeignKey("episodes.id"), nullable=False),
+    Column("interaction_id", TEXT, ForeignKey("interactions.id"), primary_key=True),
+    Column("verifier", TEXT, primary_key=True),
+    Column("version", TEXT, primary_key=True),
+    Column("policy", TEXT, primary_key=True),
+    Column("episode_id", TEXT, ForeignKey("episodes.id"), nullable=False),
     Column("value", Float, nullable=False),
     Column("created_at", Float, nullable=False),
 )
+
+_WAITS = text("state = 'unmatched'")
 
 # No foreign keys: feedback may arrive before the record of what it names.
 feedback = Table(
     "feedback",
     metadata,
-    Column("id", Text, primary_key=True),
-    Column("metric_name", Text, nullable=False),
-    Column("value", Text, nullable=False),
-    Column("interaction_id", Text),
-    Column("episode_id", Text),
-    Column("tags", Text, nullable=False),
+    Column("id", TEXT, primary_key=True),
+    Column("metric_name", TEXT, nullable=False),
+    Column("value", TEXT, nullable=False),
+    Column("interaction_id", TEXT),
+    Column("episode_id", TEXT),
+    Column("tags", TEXT, nullable=False),
     Column("created_at", Float, nullable=False),
-    Column("state", Text, nullable=False),
+    Column("state", TEXT, nullable=False),
     CheckConstraint("(interaction_id IS NULL) <> (episode_id IS NULL)", name="names_one"),
     # Few rows wait at a time: recording looks for them in every batch, so the look-up must not grow with the table.
-    Index("ix_feedback_waiting_interaction", "interaction_id", sqlite_where=text("state = 'unmatched'")),
-    Index("ix_feedback_waiting_episode", "episode_id", sqlite_where=text("state = 'unmatched'")),
+    Index("ix_feedback_waiting_interaction", "interaction_id", sqlite_where=_WAITS, postgresql_where=_WAITS),
+    Index("ix_feedback_waiting_episode", "episode_id", sqlite_where=_WAITS, postgresql_where=_WAITS),
 )
 
 batch_manifests = Table(
     "batch_manifests",
     metadata,
-    Column("hash", Text, primary_key=True),
-    Column("body", Text, nullable=False),
+    Column("hash", TEXT, primary_key=True),
+    Column("body", TEXT, nullable=False),
     Column("created_at", Float, nullable=False),
 )
 
 candidates = Table(
     "candidates",
     metadata,
-    Column("id", Text, primary_key=True),
-    Column("adapter_sha256", Text, nullable=False),
-    Column("base_sha256", Text, nullable=False),
-    Column("manifest_hash", Text),
-    Column("parent_sha256", Text),
-    Column("state", Text, nullable=False),
+    Column("id", TEXT, primary_key=True),
+    Column("adapter_sha256", TEXT, nullable=False),
+    Column("base_sha256", TEXT, nullable=False),
+    Column("manifest_hash", TEXT),
+    Column("parent_sha256", TEXT),
+    Column("state", TEXT, nullable=False),
     Column("created_at", Float, nullable=False),
-    Column("origin", Text, nullable=False),
+    Column("origin", TEXT, nullable=False),
 )
 
 releases = Table(
     "releases",
     metadata,
-    Column("id", Text, primary_key=True),
+    Column("id", TEXT, primary_key=True),
     Column("number", Integer, nullable=False),
-    Column("adapter_sha256", Text),
-    Column("base_sha256", Text, nullable=False),
-    Column("certificate", Text),
+    Column("adapter_sha256", TEXT),
+    Column("base_sha256", TEXT, nullable=False),
+    Column("certificate", TEXT),
     Column("created_at", Float, nullable=False),
-    Column("restores", Text, ForeignKey("releases.id")),
+    Column("restores", TEXT, ForeignKey("releases.id")),
     UniqueConstraint("number"),
 )
 
 aliases = Table(
     "aliases",
     metadata,
-    Column("name", Text, primary_key=True),
-    Column("release_id", Text, ForeignKey("releases.id"), nullable=False),
+    Column("name", TEXT, primary_key=True),
+    Column("release_id", TEXT, ForeignKey("releases.id"), nullable=False),
 )
 
 # Append-only by triggers, see the migration.
@@ -164,69 +167,71 @@ audit_records = Table(
     "audit_records",
     metadata,
     Column("seq", Integer, primary_key=True, autoincrement=False),
-    Column("prev_hash", Text, nullable=False),
+    Column("prev_hash", TEXT, nullable=False),
     Column("time", Float, nullable=False),
-    Column("kind", Text, nullable=False),
-    Column("body", Text, nullable=False),
-    Column("hash", Text, nullable=False),
+    Column("kind", TEXT, nullable=False),
+    Column("body", TEXT, nullable=False),
+    Column("hash", TEXT, nullable=False),
 )
 
 decisions = Table(
     "decisions",
     metadata,
     Column("seq", Integer, ForeignKey("audit_records.seq"), primary_key=True, autoincrement=False),
-    Column("outcome", Text),
-    Column("candidate_id", Text),
-    Column("epoch_id", Text),
+    Column("outcome", TEXT),
+    Column("candidate_id", TEXT),
+    Column("epoch_id", TEXT),
 )
 
 cycles = Table(
     "cycles",
     metadata,
-    Column("id", Text, primary_key=True),
-    Column("config", Text, nullable=False),
+    Column("id", TEXT, primary_key=True),
+    Column("config", TEXT, nullable=False),
     Column("opened_at", Float, nullable=False),
     Column("closed_at", Float),
-    Column("outcome", Text),
+    Column("outcome", TEXT),
     Column("open_slot", Integer),  # 1 while open, else NULL: unique, so at most one cycle is open
+    Column("position", Integer, nullable=False, server_default=text("0")),  # order of insertion
     UniqueConstraint("open_slot"),
 )
 
 cycle_steps = Table(
     "cycle_steps",
     metadata,
-    Column("cycle_id", Text, ForeignKey("cycles.id"), primary_key=True),
-    Column("step", Text, primary_key=True),
-    Column("output", Text, nullable=False),
+    Column("cycle_id", TEXT, ForeignKey("cycles.id"), primary_key=True),
+    Column("step", TEXT, primary_key=True),
+    Column("output", TEXT, nullable=False),
     Column("finished_at", Float, nullable=False),
+    Column("position", Integer, nullable=False, server_default=text("0")),  # order of insertion
 )
 
 epochs = Table(
     "epochs",
     metadata,
-    Column("id", Text, primary_key=True),
-    Column("commitment", Text, nullable=False),
+    Column("id", TEXT, primary_key=True),
+    Column("commitment", TEXT, nullable=False),
     Column("opened_at", Float, nullable=False),
 )
 
 epoch_tasks = Table(
     "epoch_tasks",
     metadata,
-    Column("epoch_id", Text, ForeignKey("epochs.id"), primary_key=True),
-    Column("task_id", Text, primary_key=True),
+    Column("epoch_id", TEXT, ForeignKey("epochs.id"), primary_key=True),
+    Column("task_id", TEXT, primary_key=True),
     Column("position", Integer, nullable=False),
-    Column("task", Text, nullable=False),
+    Column("task", TEXT, nullable=False),
     Index("ix_epoch_tasks_task_id", "task_id"),
 )
 
 answers = Table(
     "answers",
     metadata,
-    Column("epoch_id", Text, primary_key=True),
-    Column("adapter_sha256", Text, primary_key=True),
-    Column("task_id", Text, primary_key=True),
+    Column("epoch_id", TEXT, primary_key=True),
+    Column("adapter_sha256", TEXT, primary_key=True),
+    Column("task_id", TEXT, primary_key=True),
     Column("sample", Integer, primary_key=True, autoincrement=False),
-    Column("seed", Text, nullable=False),  # text: a seed may be any integer, a column holds 64 bits
+    Column("seed", TEXT, nullable=False),  # text: a seed may be any integer, a column holds 64 bits
     Column("passed", Boolean, nullable=False),
     Column("score", Float, nullable=False),
     Column("no_reply", Boolean, nullable=False),
@@ -234,9 +239,9 @@ answers = Table(
     Column("refused", Boolean, nullable=False),
     Column("tokens", Integer, nullable=False),
     Column("seconds", Float, nullable=False),
-    Column("text", Text, nullable=False),
-    Column("tools", Text, nullable=False),
+    Column("text", TEXT, nullable=False),
+    Column("tools", TEXT, nullable=False),
     Column("surprisal", Float),
-    Column("error", Text),
+    Column("error", TEXT),
     ForeignKeyConstraint(["epoch_id", "task_id"], ["epoch_tasks.epoch_id", "epoch_tasks.task_id"]),
 )

@@ -1,4 +1,4 @@
-"""Epochs of sealed tasks and the answers to them, in the file that the gate alone opens."""
+"""Epochs of sealed tasks and the answers to them, in the database that the gate alone opens."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Interactions, episodes, verdicts, rewards and batch manifests over one SQLite file."""
+"""Interactions, episodes, verdicts, rewards and batch manifests over one database."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class SqlTrajectoryStore(SqlFeedback):
     """The port :class:`tidegate.ports.stores.TrajectoryStore`, and what capture and curation need besides.
 
     The role of the database decides which splits are accepted, so that sealed traffic can never be read here
-    from the file that training reads.
+    from the database that training reads.
     """
 
     def append_interactions(self, interactions: Sequence[Interaction]) -> int:

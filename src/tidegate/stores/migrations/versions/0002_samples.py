@@ -11,6 +11,8 @@ from __future__ import annotations
 import sqlalchemy as sa
 from alembic import op
 
+from tidegate.stores.types import TEXT
+
 revision = "0002"
 down_revision = "0001"
 branch_labels = None
@@ -22,11 +24,11 @@ def upgrade() -> None:
     op.drop_table("answers")
     op.create_table(
         "answers",
-        sa.Column("epoch_id", sa.Text(), nullable=False),
-        sa.Column("adapter_sha256", sa.Text(), nullable=False),
-        sa.Column("task_id", sa.Text(), nullable=False),
+        sa.Column("epoch_id", TEXT, nullable=False),
+        sa.Column("adapter_sha256", TEXT, nullable=False),
+        sa.Column("task_id", TEXT, nullable=False),
         sa.Column("sample", sa.Integer(), autoincrement=False, nullable=False),
-        sa.Column("seed", sa.Text(), nullable=False),
+        sa.Column("seed", TEXT, nullable=False),
         sa.Column("passed", sa.Boolean(), nullable=False),
         sa.Column("score", sa.Float(), nullable=False),
         sa.Column("no_reply", sa.Boolean(), nullable=False),
@@ -34,10 +36,10 @@ def upgrade() -> None:
         sa.Column("refused", sa.Boolean(), nullable=False),
         sa.Column("tokens", sa.Integer(), nullable=False),
         sa.Column("seconds", sa.Float(), nullable=False),
-        sa.Column("text", sa.Text(), nullable=False),
-        sa.Column("tools", sa.Text(), nullable=False),
+        sa.Column("text", TEXT, nullable=False),
+        sa.Column("tools", TEXT, nullable=False),
         sa.Column("surprisal", sa.Float(), nullable=True),
-        sa.Column("error", sa.Text(), nullable=True),
+        sa.Column("error", TEXT, nullable=True),
         sa.ForeignKeyConstraint(
             ["epoch_id", "task_id"], ["epoch_tasks.epoch_id", "epoch_tasks.task_id"], name="fk_answers_epoch_id_task_id"
         ),

@@ -1,17 +1,21 @@
-"""The SQLite backend under one name: what the composition root and the tests import."""
+"""The stores over SQL under one name: what the composition root and the tests import."""
 
 from tidegate.stores.audit import SqlAuditLog
 from tidegate.stores.cycles import SqlCycleStore
-from tidegate.stores.database import SqlDatabase
+from tidegate.stores.database import Location, SqlDatabase
+from tidegate.stores.postgres_server import PostgresAddress, can_read
 from tidegate.stores.releases import SqlReleaseStore
 from tidegate.stores.sealed import SqlSealedStore
 from tidegate.stores.trajectories import SqlTrajectoryStore
 
 __all__ = [
+    "Location",
+    "PostgresAddress",
     "SqlAuditLog",
     "SqlCycleStore",
     "SqlDatabase",
     "SqlReleaseStore",
     "SqlSealedStore",
     "SqlTrajectoryStore",
+    "can_read",
 ]
