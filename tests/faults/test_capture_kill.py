@@ -2,24 +2,30 @@
 
 from __future__ import annotations
 
+import json
 import os
 import random
 import subprocess
 import sys
+from dataclasses import asdict
 from pathlib import Path
 
+import pytest
+
+from postgres_world import locations
 from tidegate.core.types import Split
-from tidegate.stores.sqlite import SqlDatabase, SqlTrajectoryStore
+from tidegate.stores.records import Role
+from tidegate.stores.sql import Location, SqlDatabase, SqlTrajectoryStore
 
 ROUNDS = 4
 
 WRITER = """
-import asyncio, sys
+import asyncio, json, sys
 from pathlib import Path
 from store_samples import interaction
 from tidegate.capture import Recorder
 from tidegate.core.types import Split
-from tidegate.stores.sqlite import SqlDatabase, SqlTrajectoryStore
+from tidegate.stores.sql import PostgresAddress, SqlDatabase, SqlTrajectoryStore
 
 async def user(recorder, name, split):
     number = 0
@@ -30,9 +36,12 @@ async def user(recorder, name, split):
         sys.stdout.flush()
         number += 1
 
-async def main(folder, round_):
+async def main(places, round_):
     stores = [
-        SqlTrajectoryStore(SqlDatabase.open(Path(folder, f"{role}.db"), role=role)) for role in ("open", "sealed")
+        SqlTrajectoryStore(
+            SqlDatabase.open(PostgresAddress(**place) if isinstance(place, dict) else Path(place), role=role)
+        )
+        for role, place in json.loads(places).items()
     ]
     recorder = Recorder(*stores)
     splits = [Split.TRAIN, Split.DEV, Split.SEALED]
@@ -42,11 +51,19 @@ asyncio.run(main(sys.argv[1], sys.argv[2]))
 """
 
 
-def acknowledged_until_killed(folder: Path, round_: int, kill_after: int) -> list[str]:
+@pytest.fixture(params=["sqlite", "postgres"])
+def where(request: pytest.FixtureRequest, tmp_path: Path) -> dict[Role, Location]:
+    if request.param == "sqlite":
+        return {"open": tmp_path / "open.db", "sealed": tmp_path / "sealed.db"}
+    return {**locations(request.getfixturevalue("postgres"))}
+
+
+def acknowledged_until_killed(where: dict[Role, Location], round_: int, kill_after: int) -> list[str]:
     """Ids that the writer printed, read to the end of its output after a SIGKILL."""
     paths = os.pathsep.join([str(Path(__file__).parents[1]), os.environ.get("PYTHONPATH", "")])
+    places = {role: str(place) if isinstance(place, Path) else asdict(place) for role, place in where.items()}
     with subprocess.Popen(
-        [sys.executable, "-c", WRITER, str(folder), str(round_)],
+        [sys.executable, "-c", WRITER, json.dumps(places), str(round_)],
         stdout=subprocess.PIPE,
         text=True,
         env={**os.environ, "PYTHONPATH": paths},
@@ -59,16 +76,16 @@ def acknowledged_until_killed(folder: Path, round_: int, kill_after: int) -> lis
     return [id_.strip() for id_ in ids if id_.endswith("\n")]
 
 
-def test_no_acknowledged_record_is_lost_when_the_process_is_killed(tmp_path: Path):
+def test_no_acknowledged_record_is_lost_when_the_process_is_killed(where: dict[Role, Location]):
     moments = random.Random(20)
     acknowledged: list[str] = []
     for round_ in range(ROUNDS):
-        new = acknowledged_until_killed(tmp_path, round_, moments.randrange(1, 150))
+        new = acknowledged_until_killed(where, round_, moments.randrange(1, 150))
         assert new, "the writer got nowhere"
         acknowledged += new
         with (
-            SqlDatabase.open(tmp_path / "open.db", create=False) as database,
-            SqlDatabase.open(tmp_path / "sealed.db", create=False, role="sealed") as sealed,
+            SqlDatabase.open(where["open"], create=False) as database,
+            SqlDatabase.open(where["sealed"], create=False, role="sealed") as sealed,
         ):
             database.check()
             sealed.check()

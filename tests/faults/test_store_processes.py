@@ -1,4 +1,4 @@
-"""Several processes on one file at once, as server, cycle and command line are."""
+"""Several processes on one database at once, as server, cycle and command line are."""
 
 from __future__ import annotations
 
@@ -6,11 +6,15 @@ import json
 import os
 import subprocess
 import sys
+from dataclasses import asdict
 from pathlib import Path
 
+import pytest
+
+from postgres_world import Server
 from tidegate.core.audit import verify_chain
 from tidegate.core.types import CandidateState, Split
-from tidegate.stores.sqlite import SqlAuditLog, SqlCycleStore, SqlDatabase, SqlReleaseStore, SqlTrajectoryStore
+from tidegate.stores.sql import Location, SqlAuditLog, SqlCycleStore, SqlDatabase, SqlReleaseStore, SqlTrajectoryStore
 
 PROCESSES = 3
 RECORDS = 15
@@ -21,9 +25,10 @@ from pathlib import Path
 from store_samples import candidate, interaction, release
 from tidegate.core.errors import ConflictError
 from tidegate.core.types import CandidateState
-from tidegate.stores.sqlite import *
+from tidegate.stores.sql import *
 
-path, me, records = Path(sys.argv[1]), sys.argv[2], int(sys.argv[3])
+place, me, records = json.loads(sys.argv[1]), sys.argv[2], int(sys.argv[3])
+where = PostgresAddress(**place) if isinstance(place, dict) else Path(place)
 print("ready", flush=True)
 sys.stdin.readline()
 
@@ -34,7 +39,7 @@ def wins(action):
         return False
     return True
 
-with SqlDatabase.open(path, busy_timeout_s=60) as database:
+with SqlDatabase.open(where, busy_timeout_s=60) as database:
     trajectories, audit = SqlTrajectoryStore(database), SqlAuditLog(database)
     releases, cycles = SqlReleaseStore(database), SqlCycleStore(database)
     new = 0
@@ -51,10 +56,19 @@ with SqlDatabase.open(path, busy_timeout_s=60) as database:
 """
 
 
-def start(path: Path, me: str) -> subprocess.Popen[str]:
+@pytest.fixture(params=["sqlite", "postgres"])
+def where(request: pytest.FixtureRequest, tmp_path: Path) -> Location:
+    if request.param == "sqlite":
+        return tmp_path / "tidegate.db"
+    server: Server = request.getfixturevalue("postgres")
+    return server.fresh()
+
+
+def start(where: Location, me: str) -> subprocess.Popen[str]:
     paths = os.pathsep.join([str(Path(__file__).parents[1]), os.environ.get("PYTHONPATH", "")])
+    place = str(where) if isinstance(where, Path) else asdict(where)
     return subprocess.Popen(
-        [sys.executable, "-c", WORKER, str(path), me, str(RECORDS)],
+        [sys.executable, "-c", WORKER, json.dumps(place), me, str(RECORDS)],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         text=True,
@@ -62,9 +76,8 @@ def start(path: Path, me: str) -> subprocess.Popen[str]:
     )
 
 
-def test_processes_share_one_file_from_its_creation_on(tmp_path: Path):
-    path = tmp_path / "tidegate.db"
-    workers = [start(path, f"p{n}") for n in range(PROCESSES)]
+def test_processes_share_one_database_from_its_creation_on(where: Location):
+    workers = [start(where, f"p{n}") for n in range(PROCESSES)]
     for worker in workers:
         assert worker.stdout is not None
         assert worker.stdout.readline() == "ready\n"
@@ -78,7 +91,7 @@ def test_processes_share_one_file_from_its_creation_on(tmp_path: Path):
         assert worker.returncode == 0
         results.append(json.loads(output))
 
-    with SqlDatabase.open(path, create=False) as database:
+    with SqlDatabase.open(where, create=False) as database:
         database.check()
         records = list(SqlAuditLog(database).read())
         assert verify_chain(records) == len(records), "the chain never forks"
