@@ -106,20 +106,24 @@ concurrency = 8
 class LoopWorld:
     """Everything lies under ``root``; the data directory may hold recorded traffic."""
 
-    def __init__(self, root: Path, model: Path) -> None:
+    def __init__(self, root: Path, model: Path, more_settings: str = "") -> None:
         root.mkdir(parents=True, exist_ok=True)
         self.root = root
         self.model = model
         (root / "gate.toml").write_text(POLICY)
         self.config = root / "tidegate.toml"
-        self.config.write_text(SETTINGS.format(data=root / "data", policy=root / "gate.toml", model=model))
+        self.config.write_text(
+            SETTINGS.format(data=root / "data", policy=root / "gate.toml", model=model) + more_settings
+        )
         self.settings: Settings = load_settings(self.config)
-        self.data = DataDirectory(root=root / "data").create()
+        self.data = DataDirectory.of(self.settings).create()
 
     @classmethod
-    def with_traffic(cls, root: Path, *, train: int = 12, dev: int = 6, sealed: int = 12) -> LoopWorld:
-        """A new world with so many answered users of each split."""
-        world = cls(root, write_tiny_model(root / "model"))
+    def with_traffic(
+        cls, root: Path, *, train: int = 12, dev: int = 6, sealed: int = 12, more_settings: str = ""
+    ) -> LoopWorld:
+        """A new world with so many answered users of each split; ``more_settings`` are further TOML sections."""
+        world = cls(root, write_tiny_model(root / "model"), more_settings)
         with open_stores(world.data) as stores:
             for split, count in ((Split.TRAIN, train), (Split.DEV, dev), (Split.SEALED, sealed)):
                 store = stores.sealed_trajectories if split is Split.SEALED else stores.trajectories
