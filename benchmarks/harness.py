@@ -16,7 +16,9 @@ from pathlib import Path
 from typing import Any, Literal
 
 REPOSITORY = Path(__file__).resolve().parent.parent
-VERSIONED = ("tidegate", "torch", "transformers", "peft", "fastapi", "uvicorn", "aiohttp", "sqlalchemy", "numpy")
+VERSIONED = (
+    "tidegate", "torch", "transformers", "peft", "fastapi", "uvicorn", "aiohttp", "sqlalchemy", "psycopg", "numpy",
+)  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
