@@ -6,15 +6,17 @@ everything else is canonical JSON.
 
 from __future__ import annotations
 
+import dataclasses
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict
 from typing import Any, TypeAlias
 
 from tidegate.core.errors import RequestError, StoreError
 from tidegate.core.hashing import canonical_json, ordered_json
 from tidegate.core.types import Choice, FinishReason, Interaction, Sampling, Split, Task
 from tidegate.stores.packing import pack_logprobs, pack_token_ids, unpack_logprobs, unpack_token_ids
+
+_SAMPLING = tuple(field.name for field in dataclasses.fields(Sampling))
 
 Row: TypeAlias = Mapping[Any, Any]  # a RowMapping's keys are not typed as str
 
@@ -69,7 +71,7 @@ def interaction_row(interaction: Interaction) -> dict[str, Any]:
         "created_at": interaction.created_at,
         "messages": _client_json(interaction.messages, f"messages of {named}"),
         "tools": _client_json(interaction.tools, f"tools of {named}"),
-        "sampling": to_json(asdict(interaction.sampling), f"sampling of {named}"),
+        "sampling": to_json(_sampling_json(interaction.sampling), f"sampling of {named}"),
         "prompt_tokens": pack_token_ids(interaction.prompt_token_ids),
         "choices": _client_json([_choice_json(choice) for choice in interaction.choices], f"choices of {named}"),
         "choice_tokens": pack_token_ids([t for choice in interaction.choices for t in choice.token_ids]),
@@ -152,6 +154,10 @@ def changed(row: Row, **changes: Any) -> dict[str, Any]:
 
 def _client_json(values: Sequence[Mapping[str, Any]], what: str) -> str:
     return to_json([dict(value) for value in values], what, canonical=False)
+
+
+def _sampling_json(sampling: Sampling) -> dict[str, Any]:
+    return {name: getattr(sampling, name) for name in _SAMPLING}
 
 
 def _choice_json(choice: Choice) -> dict[str, Any]:
