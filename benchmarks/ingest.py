@@ -5,6 +5,7 @@ of them. "group commit" is the whole way of a request's record: as many tasks as
 after the other through the recorder, which commits what has piled up. "batches" is the store alone, 256 records a
 transaction. The raw limit writes the rows that the codec made beforehand, into the same tables and in transactions of
 256: ``executemany`` in SQLite, binary ``COPY`` in PostgreSQL. Every run has an empty database; sides alternate.
+Processor time is that of this process, all threads, for one interaction; a server's own is not in it.
 
 Options: ``records=8192``, ``waiting=1024``, ``backend=sqlite|postgres`` (both by default). PostgreSQL is a server of
 the benchmark's own on the same machine, over a Unix socket.
@@ -37,6 +38,7 @@ CALLS_PER_EPISODE = 2
 VOCABULARY = 49_152
 MOST_OF_THE_LIMIT, PER_SECOND = 0.6, 5000.0  # targets
 
+Took = tuple[float, float]  # seconds on the clock, and of processor time
 Rows = Sequence[tuple[list[dict[str, Any]], list[dict[str, Any]]]]
 
 
@@ -48,6 +50,7 @@ def run(options: Options) -> list[Row]:
     batches = [records[at : at + BATCH] for at in range(0, len(records), BATCH)]
     rows = [_rows(batch) for batch in batches]
     found: defaultdict[tuple[str, str], list[float]] = defaultdict(list)
+    spent: defaultdict[tuple[str, str], list[float]] = defaultdict(list)
     with places(chosen) as fresh:
         for _ in range(options.runs):
             for backend, (place, raw) in fresh.items():
@@ -56,13 +59,17 @@ def run(options: Options) -> list[Row]:
                     "batches": _through_the_store(place(), batches),
                     "raw": raw(place(), rows),
                 }
-                for side, took in seconds.items():
+                for side, (took, processor) in seconds.items():
                     found[backend, side].append(len(records) / took)
-                    print(f"{backend} {side}: {len(records) / took:,.0f}/s", file=sys.stderr)
-    return [row for backend in fresh for row in _figures(backend, found)]
+                    spent[backend, side].append(1e6 * processor / len(records))
+                    told = f"{len(records) / took:,.0f}/s, {spent[backend, side][-1]:.0f} us of processor time each"
+                    print(f"{backend} {side}: {told}", file=sys.stderr)
+    return [row for backend in fresh for row in _figures(backend, found, spent)]
 
 
-def _figures(backend: str, found: dict[tuple[str, str], list[float]]) -> Iterator[Row]:
+def _figures(
+    backend: str, found: dict[tuple[str, str], list[float]], spent: dict[tuple[str, str], list[float]]
+) -> Iterator[Row]:
     name = {"sqlite": "executemany", "postgres": "COPY"}[backend]
     for side in ("group commit", "batches"):
         values, raw = found[backend, side], found[backend, "raw"]
@@ -73,6 +80,8 @@ def _figures(backend: str, found: dict[tuple[str, str], list[float]]) -> Iterato
             target=MOST_OF_THE_LIMIT,
         )  # fmt: skip
     yield measured("ingest", f"{backend}: {name}, the limit", "interactions/s", found[backend, "raw"], better="higher")
+    for side, shown in (("group commit", "group commit"), ("batches", "batches"), ("raw", name)):
+        yield measured("ingest", f"{backend}: {shown}, our processor time", "us", spent[backend, side], better="lower")
 
 
 def make_interactions(number: int) -> list[Interaction]:
@@ -110,7 +119,7 @@ def make_interactions(number: int) -> list[Interaction]:
 
 
 @contextmanager
-def places(chosen: str | None) -> Iterator[dict[str, tuple[Callable[[], Location], Callable[[Any, Rows], float]]]]:
+def places(chosen: str | None) -> Iterator[dict[str, tuple[Callable[[], Location], Callable[[Any, Rows], Took]]]]:
     """For each backend where a new database may lie, and its raw limit."""
     numbers = count()
     with tempfile.TemporaryDirectory() as folder:
@@ -131,43 +140,43 @@ def _rows(batch: Sequence[Interaction]) -> tuple[list[dict[str, Any]], list[dict
     return list(episodes.values()), [codec.interaction_row(record) for record in batch]
 
 
-def _through_the_recorder(where: Location, sealed: Location, records: Sequence[Interaction], waiting: int) -> float:
-    async def record_all(recorder: Recorder) -> float:
+def _through_the_recorder(where: Location, sealed: Location, records: Sequence[Interaction], waiting: int) -> Took:
+    async def record_all(recorder: Recorder) -> Took:
         rest = iter(records)
 
         async def user() -> None:
             for record in rest:
                 await recorder.record(record)
 
-        started = time.perf_counter()
+        started = _now()
         await asyncio.gather(*(user() for _ in range(waiting)))
-        seconds = time.perf_counter() - started
+        took = _since(started)
         await recorder.close()
-        return seconds
+        return took
 
     with SqlDatabase.open(where) as database, SqlDatabase.open(sealed, role="sealed") as other:
-        seconds = asyncio.run(record_all(Recorder(SqlTrajectoryStore(database), SqlTrajectoryStore(other))))
+        took = asyncio.run(record_all(Recorder(SqlTrajectoryStore(database), SqlTrajectoryStore(other))))
         _require_all(database, len(records))
-    return seconds
+    return took
 
 
-def _through_the_store(where: Location, batches: Sequence[Sequence[Interaction]]) -> float:
+def _through_the_store(where: Location, batches: Sequence[Sequence[Interaction]]) -> Took:
     with SqlDatabase.open(where) as database:
         store = SqlTrajectoryStore(database)
-        started = time.perf_counter()
+        started = _now()
         for batch in batches:
             store.append_interactions(batch)
-        seconds = time.perf_counter() - started
+        took = _since(started)
         _require_all(database, sum(map(len, batches)))
-    return seconds
+    return took
 
 
-def _raw_sqlite(where: Path, batches: Rows) -> float:
+def _raw_sqlite(where: Path, batches: Rows) -> Took:
     SqlDatabase.open(where).close()
     with closing(sqlite3.connect(where, isolation_level=None)) as connection:
         connection.execute("PRAGMA foreign_keys = ON")
         connection.execute("PRAGMA synchronous = FULL")
-        started = time.perf_counter()
+        started = _now()
         for tables in batches:
             connection.execute("BEGIN IMMEDIATE")
             for name, rows in zip(("episodes", "interactions"), tables, strict=True):
@@ -176,16 +185,16 @@ def _raw_sqlite(where: Path, batches: Rows) -> float:
                 statement = f"INSERT INTO {name} ({', '.join(columns)}) VALUES ({marks})"  # noqa: S608 - our own names
                 connection.executemany(statement, rows)
             connection.execute("COMMIT")
-        return time.perf_counter() - started
+        return _since(started)
 
 
-def _raw_postgres(where: PostgresAddress, batches: Rows) -> float:
+def _raw_postgres(where: PostgresAddress, batches: Rows) -> Took:
     import psycopg  # noqa: PLC0415
 
     types: dict[type, str] = {str: "text", float: "float8", bytes: "bytea", bool: "bool", type(None): "text"}
     SqlDatabase.open(where).close()
     with psycopg.connect(where.url, password=where.password) as connection, connection.cursor() as cursor:
-        started = time.perf_counter()
+        started = _now()
         for tables in batches:
             for name, rows in zip(("episodes", "interactions"), tables, strict=True):
                 columns = list(rows[0])
@@ -195,7 +204,16 @@ def _raw_postgres(where: PostgresAddress, batches: Rows) -> float:
                     for row in rows:
                         copy.write_row(tuple(row.values()))
             connection.commit()
-        return time.perf_counter() - started
+        return _since(started)
+
+
+def _now() -> Took:
+    return time.perf_counter(), time.process_time()
+
+
+def _since(started: Took) -> Took:
+    now = _now()
+    return now[0] - started[0], now[1] - started[1]
 
 
 def _require_all(database: SqlDatabase, number: int) -> None:
