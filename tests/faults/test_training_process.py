@@ -226,7 +226,8 @@ RUN_AND_LIST = """
 import sys
 from tidegate.training import worker
 code = worker.main(sys.argv[1:])
-names = sorted(name for name in sys.modules if name.startswith("tidegate.") or name in ("sqlite3", "sqlalchemy"))
+others = ("sqlite3", "sqlalchemy", "trl", "datasets")
+names = sorted(name for name in sys.modules if name.startswith("tidegate.") or name in others)
 print("\\n".join(names), file=sys.stderr)
 sys.exit(code)
 """
@@ -257,6 +258,6 @@ def test_the_worker_imports_no_store_and_speaks_only_json(
     assert "tidegate.training.run" in imported
     allowed = ("tidegate.training", "tidegate.core", "tidegate.config", "tidegate.artifacts", "tidegate.machine")
     assert not [name for name in imported if name.startswith("tidegate.") and not name.startswith(allowed)]
-    assert not imported & {"sqlite3", "sqlalchemy"}
+    assert not imported & {"sqlite3", "sqlalchemy", "trl", "datasets"}
     events = [json.loads(line)["event"] for line in done.stdout.splitlines()]
     assert events == ["progress"] * 5 + ["report"]

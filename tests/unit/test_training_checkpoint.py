@@ -178,10 +178,10 @@ def test_memory_is_stated_before_the_first_step_and_refused_when_it_is_not_there
     report, events = run(job_of(tmp_path), tmp_path / "adapter")
     assert events[0]["plan"]["memory_bound_bytes"] == report.memory_bound
     assert (report.memory_bound or 0) > 400 << 20
-    monkeypatch.setattr("tidegate.training.run.available_memory_bytes", lambda: 50 << 20)  # the whole is above that
+    monkeypatch.setattr("tidegate.training.own_step.available_memory_bytes", lambda: 50 << 20)  # below the whole
     assert run(job_of(tmp_path), tmp_path / "fits")[0].memory_bound == report.memory_bound
-    monkeypatch.setattr("tidegate.training.run.available_memory_bytes", lambda: 1 << 10)
-    monkeypatch.setattr("tidegate.training.run.prepare_update", None)  # refused before anything is computed
+    monkeypatch.setattr("tidegate.training.own_step.available_memory_bytes", lambda: 1 << 10)
+    monkeypatch.setattr("tidegate.training.own_step.prepare_update", None)  # refused before anything is computed
     says = (
         r"needs up to 0\.00 GiB beside the loaded model \(0\.39 GiB in all\), 0\.00 GiB are free; lower training\.max_t"
     )

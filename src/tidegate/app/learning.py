@@ -40,7 +40,7 @@ from tidegate.gate.keys import KeyPair
 from tidegate.ports import Engine
 from tidegate.signals import builtin_environments, builtin_verifiers
 from tidegate.signals.tasks.file import read_json_lines
-from tidegate.training import TrainingJob, run_training
+from tidegate.training import TrainingJob, backend_of, run_training
 
 
 def read_demonstrations(path: Path) -> list[Example]:
@@ -92,6 +92,7 @@ def _opening_and_answer(messages: Any) -> tuple[Messages, Messages | None]:
 
 def train_demonstrations(settings: Settings, path: Path, *, say: Callable[[str], None]) -> JsonObject:
     """A supervised pass over demonstrations from the bare base model; registers a candidate."""
+    backend_of(settings.training).require_installed()
     directory = DataDirectory.of(settings).create()
     examples = read_demonstrations(path)
     model_dir = resolve_base(settings, progress=say)
@@ -142,10 +143,13 @@ async def run_one_cycle(
 
     Raises:
         CycleError: a step failed.
+        ConfigError: the backend of training is not installed.
         FrozenError: learning is frozen, or the policy is looser than the one in force.
         AdapterError: the proposed directory holds no adapter of this base model.
     """
     directory = existing(settings)
+    if candidate is None:
+        backend_of(settings.training).require_installed()
     os.nice(settings.cycle.nice)
     model_dir = await asyncio.to_thread(resolve_base, settings)
     base_sha256 = base_hash(model_dir)

@@ -9,10 +9,17 @@ from pydantic import Field, model_validator
 
 from tidegate.config.fields import Finite, Fraction, Positive, Section
 
+_OBJECTIVES_OF_TRL = ("sft", "dpo")
+
 
 class TrainingSettings(Section):
     """The LoRA step."""
 
+    backend: Literal["own", "trl"] = Field(
+        default="own",
+        description="Who computes the updates: Tidegate's own step, or TRL's SFTTrainer and DPOTrainer on the same "
+        "sequences ('trl'; objectives 'sft' and 'dpo', the extra 'trl').",
+    )
     objective: Literal["sft", "grpo", "reinforce", "gspo", "cispo", "dpo", "kto"] = Field(
         default="sft",
         description="'sft': likelihood of verified answers; 'grpo' (PPO's clipped ratio), 'reinforce', 'gspo', "
@@ -109,7 +116,23 @@ class TrainingSettings(Section):
                         f"{name} = {value!r} has no effect on {other} = {chosen!r}; leave it {default!r}, or set "
                         f"{other} to {' or '.join(map(repr, readers))}"
                     )
+        if self.backend == "trl":
+            self._require_trl()
         return self
+
+    def _require_trl(self) -> None:
+        """Refuse what TRL's trainers do not do with recorded sequences."""
+        if self.objective not in _OBJECTIVES_OF_TRL:
+            raise ValueError(
+                f"objective = {self.objective!r} with backend = 'trl': its trainers learn from recorded answers by "
+                "'sft' and 'dpo' only, those of policy objectives sample answers of their own; choose one of these, or "
+                "backend = 'own'"
+            )
+        if self.kl_coefficient > 0:
+            raise ValueError(
+                f"kl_coefficient = {self.kl_coefficient:g} with backend = 'trl': its SFT knows no divergence from the "
+                "start; leave it 0, or set backend = 'own'"
+            )
 
 
 _POLICY = ("grpo", "reinforce", "gspo", "cispo")

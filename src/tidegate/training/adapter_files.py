@@ -12,10 +12,13 @@ import torch
 from safetensors.torch import save_file
 
 from tidegate.artifacts import CONFIG_FILE, MANIFEST_FILE, WEIGHTS_FILE, adapter_hash
+from tidegate.training.backends import backend_of
 from tidegate.training.job import TrainingJob
 from tidegate.training.model import LoraModel
 
 SCHEMA = "tidegate.adapter/1"
+
+_PACKAGES = ("tidegate", "torch", "transformers", "peft")
 
 
 def write_adapter(
@@ -37,7 +40,7 @@ def write_adapter(
             "hyperparameters": job.training.model_dump(mode="json"),
             "effective": dict(effective),
             "loss_curve": list(losses),
-            "versions": {name: version(name) for name in ("tidegate", "torch", "transformers", "peft")},
+            "versions": {name: version(name) for name in (*_PACKAGES, *backend_of(job.training).packages)},
         },
     )
     return adapter_hash(directory)

@@ -9,6 +9,7 @@ from pathlib import Path
 
 from tidegate.artifacts import file_hash
 from tidegate.core.hashing import content_hash
+from tidegate.training.backends import backend_of
 from tidegate.training.job import TrainingJob
 
 FOLDER = ".checkpoints"
@@ -31,7 +32,8 @@ def job_fingerprint(job: TrainingJob) -> str:
         del values[place]
     values["threads"] = job.compute_threads
     values["training"] = {name: value for name, value in values["training"].items() if name not in _WITHOUT_EFFECT}
-    return content_hash({"schema": SCHEMA, "torch": version("torch"), "examples": file_hash(job.examples), **values})
+    versions = {name: version(name) for name in ("torch", *backend_of(job.training).packages)}
+    return content_hash({"schema": SCHEMA, **versions, "examples": file_hash(job.examples), **values})
 
 
 def checkpoint_folder(job: TrainingJob) -> Path:

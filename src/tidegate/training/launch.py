@@ -24,6 +24,7 @@ from typing import Any
 from tidegate.artifacts import adapter_hash, directory_published_at, write_atomically
 from tidegate.core.errors import TrainingError
 from tidegate.core.types import JsonObject
+from tidegate.training.backends import backend_of
 from tidegate.training.checkpoint_folder import remove_checkpoints
 from tidegate.training.job import STAGING, TrainingJob, TrainingReport
 
@@ -63,8 +64,12 @@ def run_training(
         The report; ``report.adapter_path`` is published and complete.
 
     Raises:
+        ConfigError: the backend is not installed, or can't train such a batch; nothing was started then.
         TrainingError: a guard failed, the worker died or took too long; nothing is published then.
     """
+    backend = backend_of(job.training)
+    backend.require_installed()
+    backend.require_batch(job)
     job.output_root.mkdir(parents=True, exist_ok=True)
     with _work_directory(job.output_root) as work:
         job_file = work / "job.json"
@@ -122,7 +127,8 @@ def _worker(job: TrainingJob, job_file: Path, nice: int, log: Any) -> Generator[
         stdout=subprocess.PIPE,
         stderr=log,
         cwd=job_file.parent,
-        env=worker_environment(os.environ, threads=job.compute_threads),
+        # What libraries put aside goes with the folder, also when the worker is killed.
+        env={**worker_environment(os.environ, threads=job.compute_threads), "TMPDIR": str(job_file.parent)},
         start_new_session=True,
     )
     try:

@@ -46,6 +46,40 @@ def memory_bound(
     Returns:
         The bound, None where the model's configuration names no sizes.
     """
+    diverges = settings.objective == "sft" and settings.kl_coefficient > 0
+    nodes, predictions = widest_row(sequences, settings, packed=packed)
+    return bound_of_row(
+        trained,
+        settings,
+        nodes=nodes,
+        predictions=predictions,
+        logits_copies=_LOGITS_COPIES + _DIVERGENCE_COPIES * diverges,
+        starts=int(diverges),
+    )
+
+
+def bound_of_row(
+    trained: LoraModel,
+    settings: TrainingSettings,
+    *,
+    nodes: int,
+    predictions: int,
+    logits_copies: int,
+    starts: int,
+) -> MemoryBound | None:
+    """Most bytes of a run whose widest row has ``nodes`` tokens and logits for ``predictions`` of them.
+
+    Args:
+        trained: the model as it is loaded.
+        settings: of the run.
+        nodes: tokens that are computed at once.
+        predictions: of these, those whose logits exist.
+        logits_copies: how often the logits exist at once, counted in float32.
+        starts: copies of the adapter's weights that are kept to compare with.
+
+    Returns:
+        The bound, None where the model's configuration names no sizes.
+    """
     config: Any = trained.base.config.get_text_config(decoder=True)
     sizes = [getattr(config, name, None) for name in ("hidden_size", "intermediate_size", "num_hidden_layers")]
     if not all(isinstance(size, int) for size in sizes):
@@ -53,14 +87,11 @@ def memory_bound(
     hidden, inner, layers = (int(size) for size in sizes if size is not None)
     width = _HIDDEN_COPIES * hidden + _INNER_COPIES * inner
     node = (width + hidden * layers if settings.gradient_checkpointing else width * layers) * _FLOAT
-    diverges = settings.objective == "sft" and settings.kl_coefficient > 0
-    logits = int(config.vocab_size) * _FLOAT * (_LOGITS_COPIES + _DIVERGENCE_COPIES * diverges)
-    nodes, predictions = widest_row(sequences, settings, packed=packed)
     adapter = trained.trainable_parameters * _FLOAT
-    passing = nodes * node + predictions * logits
+    passing = nodes * node + predictions * int(config.vocab_size) * _FLOAT * logits_copies
     if settings.checkpoint_steps:
         passing = max(passing, _WRITTEN_COPIES * adapter)
-    ahead = (_STATE_COPIES + diverges) * adapter + passing
+    ahead = (_STATE_COPIES + starts) * adapter + passing
     base = sum(parameter.numel() * parameter.element_size() for parameter in trained.base.parameters())
     return MemoryBound(total=base + adapter + ahead + _REST, ahead=ahead)
 

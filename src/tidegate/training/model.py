@@ -57,7 +57,7 @@ def load_model(job: TrainingJob) -> LoraModel:
     except Exception as error:  # the loaders raise whatever a damaged or foreign directory provokes
         raise TrainingError(f"base model {folder!r} cannot be loaded: {type(error).__name__}: {error}") from error
     base.config.use_cache = False
-    base.eval().requires_grad_(False)
+    base.requires_grad_(False)
     lora = LoraConfig(
         r=job.training.rank,
         lora_alpha=job.training.alpha,
@@ -78,12 +78,18 @@ def load_model(job: TrainingJob) -> LoraModel:
     )
     if job.training.gradient_checkpointing:
         base.activation_checkpointing_enable({"use_reentrant": False})
-        for module in base.modules():
-            if isinstance(module, GradientCheckpointingLayer):
-                module.training = True  # what transformers asks for; the layers inside stay without dropout
+    compute_without_dropout(base)
     if job.initial_adapter is not None:
         _start_from(trained, job, job.initial_adapter)
     return trained
+
+
+def compute_without_dropout(base: Any) -> None:
+    """Put a model into evaluation mode, apart from what transformers checkpoints in training mode only."""
+    base.eval()
+    for module in base.modules():
+        if isinstance(module, GradientCheckpointingLayer) and module.gradient_checkpointing:
+            module.training = True  # what transformers asks for; the layers inside stay without dropout
 
 
 def _portable(model: Any, base_sha256: str) -> dict[str, Any]:

@@ -45,17 +45,16 @@ def prepare_update(
         TrainingError: nothing is left that would change the weights.
     """
     if settings.objective == "sft":
-        return LikelihoodUpdate(forward, _balanced(sequences), parameters, settings), {}
+        return LikelihoodUpdate(forward, balanced(sequences), parameters, settings), {}
+    if settings.objective == "dpo":
+        pairs, unpaired = preference_pairs(examples, sequences)
+        return PreferenceUpdate.of_pairs(forward, pairs, settings), unpaired
     left_out: Counter[str] = Counter()
-    scored = {example.id: example for example in examples if example.reward is not None}
+    scored = _scored(examples)
     kept = _sifted(sequences, scored, "unscored", left_out)
-    if settings.objective in ("dpo", "kto"):
-        parts = Counter(sequence.example_id for sequence in kept)
-        once = {name for name, count in parts.items() if count == 1}
-        whole = _sifted(kept, once, "in_several_sequences", left_out)
-        if settings.objective == "kto":
-            return _thumbs(forward, whole, scored, settings, success_threshold), dict(left_out)
-        return _pairs(forward, whole, scored, settings, left_out), dict(left_out)
+    if settings.objective == "kto":
+        whole = _whole(kept, left_out)
+        return _thumbs(forward, whole, scored, settings, success_threshold), dict(left_out)
     return _policy(forward, kept, scored, settings, left_out), dict(left_out)
 
 
@@ -78,9 +77,7 @@ def _policy(
         )
     groups = {name: example.group for name, example in scored.items() if example.group is not None}
     rewards = {name: example.reward or 0.0 for name, example in scored.items()}
-    return PolicyUpdate(
-        forward, _balanced(kept), advantages=compared, rewards=rewards, groups=groups, settings=settings
-    )
+    return PolicyUpdate(forward, balanced(kept), advantages=compared, rewards=rewards, groups=groups, settings=settings)
 
 
 def example_advantages(examples: Sequence[Example], settings: TrainingSettings) -> dict[str, float]:
@@ -117,7 +114,7 @@ def _thumbs(
     settings: TrainingSettings,
     success_threshold: float,
 ) -> PreferenceUpdate:
-    sequences = _balanced(sequences)
+    sequences = balanced(sequences)
     right = [sequence for sequence in sequences if _reward(scored, sequence) >= success_threshold]
     wrong = [sequence for sequence in sequences if _reward(scored, sequence) < success_threshold]
     if not right or not wrong:
@@ -128,14 +125,24 @@ def _thumbs(
     return PreferenceUpdate.of_thumbs(forward, right, wrong, settings, success_threshold=success_threshold)
 
 
-def _pairs(
-    forward: Forward,
-    sequences: Sequence[TrainingSequence],
-    scored: Mapping[str, Example],
-    settings: TrainingSettings,
-    left_out: Counter[str],
-) -> PreferenceUpdate:
-    """The best answer to a prompt with the worst, the second best with the second worst, while their rewards differ."""
+def preference_pairs(
+    examples: Sequence[Example], sequences: Sequence[TrainingSequence]
+) -> tuple[list[tuple[TrainingSequence, TrainingSequence]], dict[str, int]]:
+    """The best answer to a prompt with the worst, the second best with the second worst, while their rewards differ.
+
+    Args:
+        examples: of the batch, with rewards and groups.
+        sequences: what they were rendered to, at least one.
+
+    Returns:
+        Pairs (better, worse) with a mean weight of 1, and how many sequences were left out by reason.
+
+    Raises:
+        TrainingError: there is no pair.
+    """
+    left_out: Counter[str] = Counter()
+    scored = _scored(examples)
+    sequences = _whole(_sifted(sequences, scored, "unscored", left_out), left_out)
     groups: defaultdict[str, list[TrainingSequence]] = defaultdict(list)
     for sequence in sequences:
         group = scored[sequence.example_id].group
@@ -159,15 +166,26 @@ def _pairs(
             f"no prompt has two different answers of unequal reward ({_counted(left_out)} sequences left out): 'dpo' "
             "has nothing to compare. Take more answers to each prompt (rollouts.samples), or training.objective = 'kto'"
         )
-    paired = _balanced(paired)
-    return PreferenceUpdate.of_pairs(forward, list(zip(paired[0::2], paired[1::2], strict=True)), settings)
+    paired = balanced(paired)
+    return list(zip(paired[0::2], paired[1::2], strict=True)), dict(left_out)
+
+
+def _scored(examples: Sequence[Example]) -> dict[str, Example]:
+    return {example.id: example for example in examples if example.reward is not None}
+
+
+def _whole(sequences: Sequence[TrainingSequence], left_out: Counter[str]) -> list[TrainingSequence]:
+    """Without the answers that took several sequences to render: their log-probability is in no single one."""
+    parts = Counter(sequence.example_id for sequence in sequences)
+    once = {name for name, count in parts.items() if count == 1}
+    return _sifted(sequences, once, "in_several_sequences", left_out)
 
 
 def _reward(scored: Mapping[str, Example], sequence: TrainingSequence) -> float:
     return float(scored[sequence.example_id].reward or 0.0)
 
 
-def _balanced(sequences: Sequence[TrainingSequence]) -> list[TrainingSequence]:
+def balanced(sequences: Sequence[TrainingSequence]) -> list[TrainingSequence]:
     """The sequences of a run with a mean weight of 1: only how weights compare may count, not how large they are."""
     mean = sum(sequence.weight for sequence in sequences) / max(1, len(sequences))
     return [replace(sequence, weight=sequence.weight / mean) for sequence in sequences]

@@ -10,18 +10,15 @@ from typing import Any
 import torch
 
 from tidegate.core.errors import TrainingError
-from tidegate.machine import available_memory_bytes
 from tidegate.training.adapter_files import largest_b, write_adapter
-from tidegate.training.checkpoint import checkpoint_of
+from tidegate.training.backends import backend_of
 from tidegate.training.examples import read_examples, render_example, teaches_control_tokens
-from tidegate.training.forward import prepare_forward
+from tidegate.training.fitting import Fitted, PreparedRun
 from tidegate.training.job import TrainingJob, TrainingReport
-from tidegate.training.loop import Emit, LoopResult, run_loop, units_a_step
-from tidegate.training.memory import MemoryBound, memory_bound, require_memory
 from tidegate.training.model import LoraModel, base_fingerprint, load_model
-from tidegate.training.objective import prepare_update
 from tidegate.training.packing import TrainingSequence
-from tidegate.training.updates import Update
+from tidegate.training.record import Emit
+from tidegate.training.schedule import units_a_step
 
 _OF_OBJECTIVES = (
     "objective",
@@ -45,6 +42,9 @@ def train(job: TrainingJob, staging: Path, *, emit: Emit, clock: Callable[[], fl
         TrainingError: nothing came out that may be proposed; what lies in ``staging`` is of no use then.
     """
     started = clock()
+    backend = backend_of(job.training)
+    backend.require_installed()
+    backend.require_batch(job)
     examples = read_examples(job.examples)
     trained = load_model(job)
     if trained.trainable_parameters == 0:
@@ -61,23 +61,12 @@ def train(job: TrainingJob, staging: Path, *, emit: Emit, clock: Callable[[], fl
         )
     _require_vocabulary(trained, kept)
     before = base_fingerprint(trained)
-    forward = prepare_forward(trained.base, trained.model, kept)
-    bound = memory_bound(trained, kept, job.training, packed=forward.packed)
-    require_memory(bound, available_memory_bytes())
-    update, left_out = prepare_update(
-        forward,
-        examples,
-        kept,
-        list(trained.tensors.values()),
-        job.training,
-        success_threshold=job.success_threshold,
-    )
-    dropped |= left_out
-    _state_plan(job, update, bound, emit)
-    checkpoint = checkpoint_of(job)
-    result = run_loop(job, update, trained.tensors, checkpoint, emit=emit, clock=clock)
-    effective = _effective(job, trained, result, update, packed=forward.packed)
-    guards = _guards(job, trained, result, update, effective, base_unchanged=base_fingerprint(trained) == before)
+    run = PreparedRun(job=job, trained=trained, examples=examples, sequences=kept, scratch=staging.parent)
+    fitted = backend.fit(run, emit=emit, clock=clock)
+    result, units = fitted.result, fitted.units
+    dropped |= fitted.left_out
+    effective = _effective(job, trained, fitted)
+    guards = _guards(job, trained, fitted, effective, base_unchanged=base_fingerprint(trained) == before)
     sha256 = write_adapter(staging, trained, job, effective=effective, losses=result.losses)
     if sha256 == job.parent_sha256:
         raise TrainingError(
@@ -89,7 +78,7 @@ def train(job: TrainingJob, staging: Path, *, emit: Emit, clock: Callable[[], fl
         adapter_path=str(job.output_root / sha256),
         steps=len(result.losses),
         examples=len(examples),
-        sequences=sum(map(len, update.units)),
+        sequences=sum(map(len, units)),
         dropped=dropped,
         tokens=result.tokens,
         tokens_computed=result.tokens_computed,
@@ -97,7 +86,7 @@ def train(job: TrainingJob, staging: Path, *, emit: Emit, clock: Callable[[], fl
         losses=result.losses,
         grad_norms=result.grad_norms,
         series=result.series,
-        memory_bound=None if bound is None else bound.total,
+        memory_bound=None if fitted.bound is None else fitted.bound.total,
         resumed_at=result.resumed_at,
         seconds=clock() - started,
         trainable_parameters=trained.trainable_parameters,
@@ -116,20 +105,6 @@ def select_sequences(
     return kept, {"too_long": len(trained) - len(kept), "untrained": len(sequences) - len(trained)}
 
 
-def _state_plan(job: TrainingJob, update: Update, bound: MemoryBound | None, emit: Emit) -> None:
-    """Say what the run will take before its first step."""
-    tokens = sum(len(sequence.token_ids) for unit in update.units for sequence in unit)
-    emit(
-        {
-            "plan": {
-                "sequences": sum(map(len, update.units)),
-                "tokens": job.training.epochs * tokens,
-                "memory_bound_bytes": None if bound is None else bound.total,
-            }
-        }
-    )
-
-
 def _require_vocabulary(trained: LoraModel, sequences: Sequence[TrainingSequence]) -> None:
     size = int(trained.base.get_input_embeddings().num_embeddings)
     worst = max(sequences, key=lambda sequence: max(sequence.token_ids))
@@ -140,10 +115,9 @@ def _require_vocabulary(trained: LoraModel, sequences: Sequence[TrainingSequence
         )
 
 
-def _effective(
-    job: TrainingJob, trained: LoraModel, result: LoopResult, update: Update, *, packed: bool
-) -> dict[str, Any]:
+def _effective(job: TrainingJob, trained: LoraModel, fitted: Fitted) -> dict[str, Any]:
     """The hyperparameters as they took effect, measured on the model, the optimizer and the loop."""
+    result, units = fitted.result, fitted.units
     layers = [module for module in trained.model.modules() if hasattr(module, "lora_A") and hasattr(module, "scaling")]
     ranks = {int(tensor.shape[0]) for name, tensor in trained.tensors.items() if ".lora_A." in name}
     scales = {float(layer.scaling["default"]) for layer in layers}
@@ -153,24 +127,22 @@ def _effective(
         "alpha": scales.pop() * rank if len(scales) == 1 else -1,
         "learning_rate": max(result.rates),
         "mean_learning_rate": sum(result.rates) / len(result.rates),
-        "epochs": result.units_seen / len(update.units),
+        "epochs": result.units_seen / len(units),
         "steps": len(result.losses),
-        "batch_size": result.units_a_step * sum(map(len, update.units)) / len(update.units),
+        "batch_size": result.units_a_step * sum(map(len, units)) / len(units),
         "weight_decay": result.weight_decay,
         "clipped_steps": sum(norm > job.training.max_grad_norm for norm in result.grad_norms),
-        "sequences": sum(map(len, update.units)),
+        "sequences": sum(map(len, units)),
         "dtype": str(trained.base.dtype).removeprefix("torch."),
         "threads": torch.get_num_threads(),
-        "packed": packed,
-        **update.effective,
+        **fitted.effective,
     }
 
 
 def _guards(
     job: TrainingJob,
     trained: LoraModel,
-    result: LoopResult,
-    update: Update,
+    fitted: Fitted,
     effective: dict[str, Any],
     *,
     base_unchanged: bool,
@@ -180,20 +152,20 @@ def _guards(
     Raises:
         TrainingError: something does not.
     """
-    settings = job.training
-    together = units_a_step(update.units, settings.batch_size)
+    settings, units = job.training, fitted.units
+    together = units_a_step(units, settings.batch_size)
     for name, configured in (
         ("rank", settings.rank),
         ("alpha", settings.alpha),
         ("learning_rate", settings.learning_rate),
         ("epochs", settings.epochs),
-        ("steps", settings.epochs * math.ceil(len(update.units) / together)),
+        ("steps", settings.epochs * math.ceil(len(units) / together)),
         ("weight_decay", settings.weight_decay),
     ):
         if not math.isclose(effective[name], configured, rel_tol=1e-6):
             raise TrainingError(f"training.{name} = {configured!r} was asked for, {effective[name]!r} took effect")
     asked = {name: getattr(settings, name) for name in _OF_OBJECTIVES if effective.get(name) is not None}
-    asked |= {"dtype": settings.dtype, "threads": job.compute_threads}
+    asked |= {"backend": settings.backend, "dtype": settings.dtype, "threads": job.compute_threads}
     for name, configured in asked.items():
         if configured is not None and effective[name] != configured:
             raise TrainingError(f"training with {name} {configured!r} was asked for, {effective[name]!r} took effect")
@@ -207,7 +179,7 @@ def _guards(
         raise TrainingError("the frozen base weights changed during training; the adapter would not fit the base")
     return {
         "trainable_parameters": trained.trainable_parameters,
-        "finite_steps": len(result.losses),
+        "finite_steps": len(fitted.result.losses),
         "largest_b": largest,
         "base_unchanged": True,
         "effective_as_configured": True,

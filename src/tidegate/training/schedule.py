@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import math
 import random
+from collections.abc import Sequence
 from dataclasses import dataclass
+
+from tidegate.config.training import TrainingSettings
 
 _FINAL_SHARE = 0.1
 """Learning rate of the last step as a share of the peak: small steps at the end, but no wasted ones."""
@@ -17,6 +20,23 @@ class Step:
     epoch: int
     members: tuple[int, ...]
     learning_rate: float
+
+
+def plan_run(units: Sequence[Sequence[object]], settings: TrainingSettings, *, seed: int) -> tuple[Step, ...]:
+    """The steps of a run over units of sequences; see :func:`plan_steps`."""
+    return plan_steps(
+        len(units),
+        batch_size=units_a_step(units, settings.batch_size),
+        epochs=settings.epochs,
+        learning_rate=settings.learning_rate,
+        warmup_fraction=settings.warmup_fraction,
+        seed=seed,
+    )
+
+
+def units_a_step(units: Sequence[Sequence[object]], batch_size: int) -> int:
+    """How many units make about ``batch_size`` sequences; at least one."""
+    return max(1, batch_size * len(units) // sum(map(len, units)))
 
 
 def plan_steps(
