@@ -36,10 +36,28 @@ sys.exit(code)
 """
 
 
+def temporary_folders_of_children() -> set[str]:
+    """Where the running processes of this one put what they put aside."""
+    found: set[str] = set()
+    for task in Path("/proc/self/task").iterdir():
+        for child in (task / "children").read_text().split():
+            variables = Path(f"/proc/{child}/environ").read_bytes().decode().split("\0")
+            found.update(value for name, _, value in (line.partition("=") for line in variables) if name == "TMPDIR")
+    return found
+
+
 def test_a_run_is_published_under_the_hash_that_it_has_in_any_process(tmp_path: Path) -> None:
     job = tiny_job(tmp_path, backend="trl")
     events: list[JsonObject] = []
-    report = run_training(job, timeout_s=240.0, on_progress=events.append)
+    temporary: set[str] = set()
+
+    def on_progress(event: JsonObject) -> None:
+        events.append(event)
+        temporary.update(temporary_folders_of_children())
+
+    report = run_training(job, timeout_s=240.0, on_progress=on_progress)
+    assert [Path(folder).parent for folder in temporary] == [job.output_root]
+    assert not any(Path(folder).exists() for folder in temporary)
     directory = Path(report.adapter_path)
     assert directory == job.output_root / adapter_hash(directory)
     assert [path.name for path in job.output_root.iterdir()] == [report.adapter_sha256]
