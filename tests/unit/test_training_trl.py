@@ -235,7 +235,7 @@ def test_memory_that_is_not_there_is_refused(tmp_path: Path, monkeypatch: pytest
 
 def test_without_a_pair_there_is_nothing_to_train(tmp_path: Path) -> None:
     alike: list[Example] = [replace(example, reward=1.0) for example in PAIRS]
-    with pytest.raises(TrainingError, match="no prompt has two answers of unequal reward"):
+    with pytest.raises(TrainingError, match="no prompt has two different answers of unequal reward"):
         run(job_of(tmp_path, "dpo", examples=alike), tmp_path / "work" / "adapter")
 
 
