@@ -75,7 +75,8 @@ class World:
     """Everything that a test touches."""
 
     settings: ServerSettings = field(default_factory=ServerSettings)
-    engine: FakeEngine = field(default_factory=FakeEngine)
+    engine: Any = field(default_factory=FakeEngine)
+    passes_fields_on: bool = False
     recorder: MemoryRecorder = field(default_factory=MemoryRecorder)
     unhealthy: list[str] = field(default_factory=list)
     split_users: list[str] = field(default_factory=list)
@@ -99,6 +100,7 @@ class World:
             new_id=lambda: f"{next(ids):032x}",
             health=self._health,
             monotonic=lambda: self.now,
+            passes_fields_on=self.passes_fields_on,
         )
 
     def app(self) -> FastAPI:

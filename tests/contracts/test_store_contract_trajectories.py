@@ -11,7 +11,7 @@ import pytest
 from postgres_world import Server
 from store_samples import feedback, interaction, verdict
 from tidegate.core.errors import ConflictError, NotFoundError, RequestError, StoreError
-from tidegate.core.types import Choice, Outcome, Split
+from tidegate.core.types import Choice, Outcome, Sampling, Split
 from tidegate.stores.memory import MemoryTrajectoryStore
 from tidegate.stores.records import Reward, Role
 from tidegate.stores.sql import SqlDatabase, SqlTrajectoryStore
@@ -63,6 +63,14 @@ def test_lone_surrogates_and_large_arrays_survive(store: Store):
     assert store.get_interaction("i1") == record
 
 
+def test_what_an_engine_did_not_say_is_kept_as_not_said(store: Store):
+    bare = Choice(index=0, token_ids=(), logprobs=(), text="hi", token_exact=False)
+    sampling = Sampling(distribution_known=False)
+    record = interaction(choices=(bare,), prompt_token_ids=(), sampling=sampling)
+    store.append_interactions([record])
+    assert store.get_interaction("i1") == record
+
+
 def test_known_ids_are_left_as_they_are_and_counted_once(store: Store):
     assert store.append_interactions([interaction("a"), interaction("b"), interaction("a", latency_s=9.0)]) == 2
     assert store.append_interactions([interaction("b", latency_s=9.0), interaction("c")]) == 1
@@ -76,6 +84,7 @@ def test_known_ids_are_left_as_they_are_and_counted_once(store: Store):
         ({"messages": ({"role": "user", "content": float("nan")},)}, "messages of interaction 'bad'"),
         ({"tools": ({"x": {1, 2}},)}, "tools of interaction 'bad'"),
         ({"choices": (Choice(index=0, token_ids=(1, 2), logprobs=(-1.0,), text=""),)}, "2 tokens and 1"),
+        ({"choices": (Choice(index=0, token_ids=(1,), logprobs=(), text="", token_exact=False),)}, "lacking some"),
         ({"prompt_token_ids": (2**31,)}, "32 bits"),
         ({"release_id": "\ud800"}, "lone surrogate"),
         ({"episode_id": "e\0"}, "a NUL"),

@@ -9,7 +9,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tidegate.core.generation import GenerationFold, collect
-from tidegate.core.types import Choice, ChoiceEnd, FinishReason, GenerationEvent, PromptTokens, TokenDelta
+from tidegate.core.types import (
+    Choice,
+    ChoiceEnd,
+    FinishReason,
+    GenerationEvent,
+    PromptTokens,
+    Sampling,
+    TokenCounts,
+    TokenDelta,
+)
 
 CALL = {"id": "c", "type": "function", "function": {"name": "f", "arguments": "{}"}}
 
@@ -71,6 +80,22 @@ def test_a_choice_that_has_not_ended_is_cancelled() -> None:
     (choice,) = fold.choices()
     assert choice.finish_reason is FinishReason.CANCELLED
     assert choice.token_ids == (7,)
+
+
+def test_one_delta_without_its_tokens_takes_the_others_tokens_with_it() -> None:
+    fold = GenerationFold()
+    fold.add(PromptTokens(token_ids=(), distribution_known=False))
+    fold.add(TokenDelta(choice=0, token_ids=(7,), logprobs=(-0.1,), text="a"))
+    fold.add(TokenDelta(choice=0, token_ids=(), logprobs=(-0.2,), text="b", token_exact=False))
+    fold.add(TokenDelta(choice=0, token_ids=(8,), logprobs=(-0.3,), text="c"))
+    fold.add(TokenDelta(choice=1, token_ids=(9,), logprobs=(-0.4,), text="d"))
+    fold.add(TokenCounts(prompt=4, completion=5))
+    lacking, whole = fold.choices()
+    assert (lacking.text, lacking.token_ids, lacking.logprobs, lacking.token_exact) == ("abc", (), (), False)
+    assert (whole.token_ids, whole.token_exact) == ((9,), True)
+    assert fold.counts == TokenCounts(prompt=4, completion=5)
+    assert not fold.as_sampled(Sampling()).unfiltered
+    assert fold.as_sampled(Sampling(top_k=3)).top_k == 3
 
 
 def test_a_choice_without_tokens_is_an_empty_answer() -> None:

@@ -16,6 +16,7 @@
     ├── EngineError            an engine failed
     │   ├── AdapterError       an adapter directory is damaged or belongs to another base
     │   ├── EngineBusyError    the engine's queue is full
+    │   ├── EngineUnavailableError  the engine cannot be reached or says that it does not serve now
     │   └── EngineTimeoutError the engine did not answer in time
     ├── TrainingError          training produced nothing that may be proposed
     ├── GateError              the gate could not be evaluated; nothing is promoted
@@ -145,10 +146,25 @@ class AdapterError(EngineError):
 
 
 class EngineBusyError(EngineError):
-    """The engine's queue is full; the request may be repeated later."""
+    """The engine's queue is full; the request may be repeated later, after ``retry_after_s`` where that is known."""
 
     code = "engine_busy"
     http_status = 429
+
+    def __init__(self, message: str = "", *, retry_after_s: int | None = None) -> None:
+        super().__init__(message)
+        self.retry_after_s = retry_after_s
+
+
+class EngineUnavailableError(EngineError):
+    """The engine cannot be reached or says that it does not serve now; ``retry_after_s`` as it says, if it does."""
+
+    code = "engine_unavailable"
+    http_status = 503
+
+    def __init__(self, message: str = "", *, retry_after_s: int | None = None) -> None:
+        super().__init__(message)
+        self.retry_after_s = retry_after_s
 
 
 class EngineTimeoutError(EngineError):

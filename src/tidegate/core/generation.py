@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from tidegate.core.types import (
     Choice,
@@ -12,6 +12,8 @@ from tidegate.core.types import (
     GenerationEvent,
     JsonObject,
     PromptTokens,
+    Sampling,
+    TokenCounts,
     TokenDelta,
 )
 
@@ -23,6 +25,7 @@ class _Parts:
     text: list[str] = field(default_factory=list[str])
     tool_calls: list[JsonObject] = field(default_factory=list[JsonObject])
     end: ChoiceEnd | None = None
+    token_exact: bool = True
 
 
 class GenerationFold:
@@ -33,6 +36,8 @@ class GenerationFold:
 
     def __init__(self) -> None:
         self.prompt_token_ids: tuple[int, ...] = ()
+        self.counts: TokenCounts | None = None
+        self._distribution_known = True
         self._parts: dict[int, _Parts] = {}
 
     def add(self, event: GenerationEvent) -> None:
@@ -40,12 +45,16 @@ class GenerationFold:
         match event:
             case PromptTokens():
                 self.prompt_token_ids = event.token_ids
+                self._distribution_known = event.distribution_known
             case TokenDelta():
                 parts = self._parts.setdefault(event.choice, _Parts())
                 parts.token_ids.extend(event.token_ids)
                 parts.logprobs.extend(event.logprobs)
                 parts.text.append(event.text)
                 parts.tool_calls.extend(event.tool_calls)
+                parts.token_exact = parts.token_exact and event.token_exact
+            case TokenCounts():
+                self.counts = event
             case ChoiceEnd():
                 self._parts.setdefault(event.choice, _Parts()).end = event
 
@@ -54,15 +63,20 @@ class GenerationFold:
         return tuple(
             Choice(
                 index=index,
-                token_ids=tuple(parts.token_ids),
-                logprobs=tuple(parts.logprobs),
+                token_ids=tuple(parts.token_ids) if parts.token_exact else (),
+                logprobs=tuple(parts.logprobs) if parts.token_exact else (),
                 text="".join(parts.text),
                 tool_calls=tuple(parts.tool_calls),
                 finish_reason=parts.end.finish_reason if parts.end else FinishReason.CANCELLED,
                 invalid_tool_call=parts.end.invalid_tool_call if parts.end else False,
+                token_exact=parts.token_exact,
             )
             for index, parts in sorted(self._parts.items())
         )
+
+    def as_sampled(self, sampling: Sampling) -> Sampling:
+        """The settings of the call as its record keeps them: with what the engine said of their meaning."""
+        return sampling if self._distribution_known else replace(sampling, distribution_known=False)
 
 
 async def collect(events: AsyncIterator[GenerationEvent]) -> GenerationFold:

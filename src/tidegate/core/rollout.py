@@ -45,7 +45,7 @@ class Transcript:
 
     @property
     def tokens(self) -> int:
-        """Sampled tokens over all calls."""
+        """Sampled tokens over all calls, as far as the engine gave them."""
         return sum(len(choice.token_ids) for choice in self.choices)
 
     @property
@@ -61,7 +61,7 @@ class Transcript:
     @property
     def surprisal(self) -> float | None:
         """Sum of -logprob over the sampled tokens in nats; None when some token has no log-probability."""
-        if any(len(choice.logprobs) != len(choice.token_ids) for choice in self.choices):
+        if any(not choice.token_exact or len(choice.logprobs) != len(choice.token_ids) for choice in self.choices):
             return None
         return -math.fsum(logprob for choice in self.choices for logprob in choice.logprobs)
 

@@ -27,11 +27,12 @@ class Split(StrEnum):
 
 
 class FinishReason(StrEnum):
-    """Why a choice ended (OpenAI's words; ``cancelled`` is ours for a client that went away)."""
+    """Why a choice ended (OpenAI's words; ``cancelled`` is ours for a call that was cut short)."""
 
     STOP = "stop"
     LENGTH = "length"
     TOOL_CALLS = "tool_calls"
+    CONTENT_FILTER = "content_filter"
     CANCELLED = "cancelled"
 
 
@@ -49,7 +50,9 @@ class Sampling:
 
     ``temperature`` >= 0 (0 is greedy), ``top_p`` in (0, 1], ``top_k`` >= 0 (0 is off), ``max_tokens`` >= 1,
     ``n`` >= 1, penalties in [-2, 2], ``top_logprobs`` in [0, 20]. ``json_schema``: text of a JSON Schema that the
-    answer must match, None for free text; properties are written in its order.
+    answer must match, None for free text; properties are written in its order. ``distribution_known`` is of records
+    only: False where these settings and the recorded log-probabilities may not describe what was sampled from, because
+    an upstream's own defaults or fields unknown to us took part; what the client left out then says nothing.
     """
 
     temperature: float = 1.0
@@ -63,13 +66,15 @@ class Sampling:
     frequency_penalty: float = 0.0
     top_logprobs: int = 0
     json_schema: str | None = None
+    distribution_known: bool = True
 
     @property
     def unfiltered(self) -> bool:
-        """Whether tokens are drawn from the model's own distribution, which their log-probabilities are of: neither
-        greedily nor with top-p, top-k, penalties or a schema."""
+        """Whether tokens are drawn from the model's own distribution, which their log-probabilities are of: known, and
+        neither greedily nor with top-p, top-k, penalties or a schema."""
         shaped = self.presence_penalty != 0.0 or self.frequency_penalty != 0.0 or self.json_schema is not None
-        return self.temperature > 0.0 and self.top_p >= 1.0 and self.top_k <= 0 and not shaped
+        filtered = self.top_p < 1.0 or self.top_k > 0
+        return self.distribution_known and self.temperature > 0.0 and not filtered and not shaped
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -87,20 +92,30 @@ class AdapterRef:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GenerationRequest:
-    """One model call as an engine sees it. ``adapter`` None is the bare base model."""
+    """One model call as an engine sees it. ``adapter`` None is the bare base model.
+
+    ``passed`` holds the fields of a client's body for an engine that passes them on: everything but the model,
+    messages, tools, how the answer travels, and who asks. None for calls of our own, which ``sampling`` describes
+    whole; an engine that passes nothing on ignores it.
+    """
 
     request_id: str
     messages: Messages
     tools: Tools = ()
     sampling: Sampling = field(default_factory=Sampling)
     adapter: str | None = None
+    passed: JsonObject | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PromptTokens:
-    """First event of a generation: the exact prompt tokens that the engine computed on."""
+    """First event of a generation: the exact prompt tokens that the engine computed on.
+
+    Empty where the engine does not give them. ``distribution_known``: see :class:`Sampling`.
+    """
 
     token_ids: tuple[int, ...]
+    distribution_known: bool = True
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -112,6 +127,9 @@ class TokenDelta:
     sampled from when neither filters). ``text`` is the visible content and may be empty (held back while
     a tool call or a stop string may be under way). ``top_logprobs`` has one entry a token: (text, logprob)
     pairs, best first. ``tool_calls`` are whole OpenAI tool-call objects.
+
+    ``token_exact`` False: the engine did not give the id and the log-probability of every token of this choice, here or
+    before. Its tokens are then not recorded at all; ``logprobs`` may still go with ``token_texts``, for the client.
     """
 
     choice: int
@@ -121,6 +139,15 @@ class TokenDelta:
     token_texts: tuple[str, ...] = ()
     top_logprobs: tuple[tuple[tuple[str, float], ...], ...] = ()
     tool_calls: tuple[JsonObject, ...] = ()
+    token_exact: bool = True
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TokenCounts:
+    """How many tokens the engine says it computed on and sampled, over all choices; for answers without token ids."""
+
+    prompt: int
+    completion: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -132,12 +159,16 @@ class ChoiceEnd:
     invalid_tool_call: bool = False
 
 
-GenerationEvent: TypeAlias = PromptTokens | TokenDelta | ChoiceEnd
+GenerationEvent: TypeAlias = PromptTokens | TokenDelta | TokenCounts | ChoiceEnd
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Choice:
-    """One complete answer: tokens as the engine produced them, and what they were parsed into."""
+    """One complete answer: tokens as the engine produced them, and what they were parsed into.
+
+    ``token_exact`` False: the engine did not give the id and log-probability of every token, so none is kept. Nothing
+    stands in for them, and such an answer does not train.
+    """
 
     index: int
     token_ids: tuple[int, ...]
@@ -146,6 +177,7 @@ class Choice:
     tool_calls: tuple[JsonObject, ...] = ()
     finish_reason: FinishReason = FinishReason.STOP
     invalid_tool_call: bool = False
+    token_exact: bool = True
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

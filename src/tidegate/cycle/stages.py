@@ -44,6 +44,7 @@ class CycleStages:
 
     ``publish`` takes the candidate's id and the adapter hash that it was judged against (``base`` for the bare base).
     ``open_engine`` gives the engine that answers rollouts, ``grading`` how they are run and scored.
+    ``base_model`` is None where the weights are an upstream's that takes no adapters: such a cycle never trains.
     ``canary`` is None when the policy asks for none. ``quarantined`` gives hashes of batches that trained what was
     rolled back.
     """
@@ -61,7 +62,7 @@ class CycleStages:
     canary: CanaryStage | None
     quarantined: Callable[[], Collection[str]]
     save_certificate: Callable[[JsonObject], None]
-    base_model: Path
+    base_model: Path | None
     base_sha256: str
     adapters_dir: Path
     batches_dir: Path
@@ -95,7 +96,9 @@ def arm_of(stages: CycleStages, sha256: str | None) -> Arm:
 def traffic_decoding(episodes: Sequence[Episode]) -> Sampling:
     """The sampling settings that most main-line calls of the traffic used; seeds, ``n`` and schemas left out."""
     settings = Counter(
-        replace(call.sampling, seed=None, n=1, top_logprobs=0, json_schema=None)
+        replace(
+            call.sampling, seed=None, n=1, top_logprobs=0, json_schema=None, distribution_known=True
+        )
         for episode in episodes
         for call in episode.interactions
         if call.main_line

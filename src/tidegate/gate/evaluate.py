@@ -245,11 +245,9 @@ async def _answer(
             sampling=sampling(task, call_number),
             adapter=adapter,
         )
-        prompt_token_ids, choice = await _first_choice(engine, request)
-        calls.append(
-            Call(messages=messages, sampling=request.sampling, prompt_token_ids=prompt_token_ids, choice=choice)
-        )
-        return choice
+        call = await _first_choice(engine, request)
+        calls.append(call)
+        return call.choice
 
     environment = None if task.environment is None else _Guarded(grading.environments[task.environment])
     transcript, cut = None, ""
@@ -304,13 +302,18 @@ async def _judgement(task: Task, transcript: Transcript, judges: Executor, gradi
     return result
 
 
-async def _first_choice(engine: Engine, request: GenerationRequest) -> tuple[tuple[int, ...], Choice]:
-    """Prompt tokens as the engine computed on them, and the answer."""
+async def _first_choice(engine: Engine, request: GenerationRequest) -> Call:
+    """The call with its first answer, as the engine computed it."""
     fold = await collect(engine.generate(request))
     choices = fold.choices()
     if not choices or choices[0].finish_reason is FinishReason.CANCELLED:
         raise EngineError(f"the engine ended request {request.request_id!r} without finishing its answer")
-    return fold.prompt_token_ids, choices[0]
+    return Call(
+        messages=request.messages,
+        sampling=fold.as_sampled(request.sampling),
+        prompt_token_ids=fold.prompt_token_ids,
+        choice=choices[0],
+    )
 
 
 class _Guarded:

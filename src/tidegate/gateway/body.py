@@ -79,14 +79,14 @@ def _parse(body: bytes) -> dict[str, Any]:
     return value
 
 
-def validated(model: type[ModelT], value: Mapping[str, Any]) -> ModelT:
-    """Build a request model.
+def validated(model: type[ModelT], value: Mapping[str, Any], *, context: Any = None) -> ModelT:
+    """Build a request model; ``context`` is for its validators.
 
     Raises:
         RequestError: names the fields at fault, their values and what is accepted; ``param`` is the first.
     """
     try:
-        return model.model_validate(value)
+        return model.model_validate(value, context=context)
     except ValidationError as error:
         problems = error.errors(include_url=False)
         first = ".".join(str(part) for part in problems[0]["loc"]) or None

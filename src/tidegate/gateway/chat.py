@@ -191,6 +191,8 @@ class ChatEndpoint:
                 return error
             return StoreError(f"the answer could not be recorded, so it is withheld: {error}; repeat the request")
         self._metrics.interactions.labels("recorded").inc()
+        if not all(choice.token_exact for choice in record.choices):
+            self._metrics.interactions_without_tokens.inc()
         return None
 
     @staticmethod
@@ -205,7 +207,9 @@ class ChatEndpoint:
         return BodyDelivery(*asgi, shape=shape, headers=headers)
 
     def _count_tokens(self, fold: GenerationFold) -> None:
-        counts = usage(fold.prompt_token_ids, fold.choices())
+        counts = usage(fold)
+        if counts is None:
+            return
         self._metrics.tokens.labels("prompt").inc(counts["prompt_tokens"])
         self._metrics.tokens.labels("completion").inc(counts["completion_tokens"])
 

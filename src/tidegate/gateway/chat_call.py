@@ -22,7 +22,7 @@ from tidegate.core.types import (
     Tools,
 )
 from tidegate.gateway.body import validated
-from tidegate.gateway.chat_schema import ChatRequest
+from tidegate.gateway.chat_schema import PASSES_FIELDS_ON, ChatRequest, passed_fields
 from tidegate.gateway.dependencies import GatewayDependencies, RoutedModel
 from tidegate.gateway.identity import Identity, declared_task, identify
 from tidegate.gateway.rendering import AnswerShape
@@ -40,6 +40,7 @@ class ChatCall:
     task: Task | None
     created_at: float
     started_s: float
+    passed: JsonObject | None = None
 
     def engine_request(self, interaction_id: str, adapter: str | None) -> GenerationRequest:
         """What the engine sees: nothing of who asks, nor of any declared task."""
@@ -49,6 +50,7 @@ class ChatCall:
             tools=self.tools,
             sampling=self.sampling,
             adapter=adapter,
+            passed=self.passed,
         )
 
     def answer_shape(self, interaction_id: str, release_id: str, created_at: float) -> AnswerShape:
@@ -78,7 +80,7 @@ def plan_call(raw: JsonObject, headers: Headers, deps: GatewayDependencies, *, s
     Raises:
         RequestError: names the field, its value and what is accepted.
     """
-    chat = validated(ChatRequest, raw)
+    chat = validated(ChatRequest, raw, context=PASSES_FIELDS_ON if deps.passes_fields_on else None)
     messages: Messages = tuple(raw["messages"])
     tools = chat.offered_tools(raw)
     identity = identify(chat, raw, headers, new_id=deps.new_id, split_of=deps.split_of)
@@ -98,6 +100,7 @@ def plan_call(raw: JsonObject, headers: Headers, deps: GatewayDependencies, *, s
         task=task,
         created_at=deps.clock(),
         started_s=started_s,
+        passed=passed_fields(raw) if deps.passes_fields_on else None,
     )
 
 
@@ -128,7 +131,7 @@ def to_record(
         created_at=call.created_at,
         messages=call.messages if keep else (),
         tools=call.tools if keep else (),
-        sampling=call.sampling if keep else replace(call.sampling, stop=(), json_schema=None),
+        sampling=fold.as_sampled(call.sampling if keep else replace(call.sampling, stop=(), json_schema=None)),
         prompt_token_ids=fold.prompt_token_ids if keep else (),
         choices=tuple(choice if keep else _emptied(choice) for choice in _all_choices(fold, call.sampling.n)),
         release_id=release_id,

@@ -1,14 +1,25 @@
 """The body of ``POST /v1/chat/completions``: what is accepted, and its meaning for an engine.
 
 Fields that are not named here are ignored, as OpenAI's own servers treat fields of a newer client. A field
-that is named here and cannot be honoured is refused, never dropped silently.
+that is named here and cannot be honoured is refused, never dropped silently. Before an engine that passes fields on,
+both go to the server behind it, which decides.
 """
 
 from __future__ import annotations
 
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, model_validator
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    ValidationInfo,
+    ValidatorFunctionWrapHandler,
+    WrapValidator,
+    model_validator,
+)
 
 from tidegate.core.hashing import ordered_json
 from tidegate.core.types import JsonObject, Sampling
@@ -117,8 +128,27 @@ def _stops(value: Any) -> Any:
     return stops
 
 
-def _tool_choice(value: Any) -> Any:
-    if value in (None, "auto", "none"):
+PASSES_FIELDS_ON = "passes_fields_on"
+"""Validation context for engines that pass on what the gateway cannot honour itself."""
+
+_NOT_PASSED_ON = frozenset(
+    {"model", "messages", "tools", "stream", "stream_options", "return_token_ids", "metadata", "user", "store"}
+    | {"safety_identifier"}
+)
+"""What the engine says in its own words, and who asks and what for, which is nobody's business behind the gateway."""
+
+
+def passed_fields(raw: JsonObject) -> JsonObject:
+    """The fields of a body that go to the server behind the gateway as the client wrote them."""
+    return {name: value for name, value in raw.items() if name not in _NOT_PASSED_ON}
+
+
+def _is_passed_on(info: ValidationInfo) -> bool:
+    return info.context == PASSES_FIELDS_ON
+
+
+def _tool_choice(value: Any, info: ValidationInfo) -> Any:
+    if value in (None, "auto", "none") or _is_passed_on(info):
         return value
     raise ValueError(f"this tool_choice {_NOT_HONOURED}, which cannot force a call; choose 'auto' or 'none'")
 
@@ -154,6 +184,10 @@ class ResponseFormat(_Body):
         return _ANY_OBJECT if self.type == "json_object" else None
 
 
+def _unless_passed_on(value: Any, check: ValidatorFunctionWrapHandler, info: ValidationInfo) -> Any:
+    return value if _is_passed_on(info) else check(value)
+
+
 class ChatRequest(_Body):
     """A validated request; :attr:`messages` and :attr:`tools` are checked copies, the raw ones are kept."""
 
@@ -176,7 +210,7 @@ class ChatRequest(_Body):
     top_logprobs: int | None = Field(default=None, ge=0, le=20)
     stream: bool | None = None
     stream_options: StreamOptions | None = None
-    response_format: ResponseFormat | None = None
+    response_format: Annotated[ResponseFormat | None, WrapValidator(_unless_passed_on)] = None
     return_token_ids: bool | None = None
     user: str | None = Field(default=None, max_length=512)
     safety_identifier: str | None = Field(default=None, max_length=512)
@@ -191,12 +225,16 @@ class ChatRequest(_Body):
         twice = next((name for name in names if names.count(name) > 1), None)
         if twice is not None:
             raise ValueError(f"'tools' names the function {twice!r} twice; names must differ")
-        if names and self.tool_choice != "none" and self.response_format and self.response_format.type != "text":
+        if names and self.tool_choice != "none" and self._schema_text() is not None:
             raise ValueError(
-                f"response_format {self.response_format.type!r} beside 'tools' {_NOT_HONOURED}, which would have to "
+                f"response_format beside 'tools' {_NOT_HONOURED}, which would have to "
                 "choose between a call and an answer; leave one out, or send 'tool_choice': 'none'"
             )
         return self
+
+    def _schema_text(self) -> str | None:
+        """The schema to hold to here, None for free text and for what the server behind the gateway holds to."""
+        return self.response_format.schema_text() if isinstance(self.response_format, ResponseFormat) else None
 
     def sampling(self) -> Sampling:
         """The decoding settings; what the client left out takes the defaults of :class:`Sampling`."""
@@ -211,7 +249,7 @@ class ChatRequest(_Body):
             "presence_penalty": self.presence_penalty,
             "frequency_penalty": self.frequency_penalty,
             "top_logprobs": self.top_logprobs,
-            "json_schema": self.response_format and self.response_format.schema_text(),
+            "json_schema": self._schema_text(),
         }
         return Sampling(**{name: value for name, value in given.items() if value is not None})
 

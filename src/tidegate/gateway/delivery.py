@@ -10,7 +10,7 @@ from starlette.responses import JSONResponse
 from starlette.types import Receive, Scope, Send
 
 from tidegate.core.generation import GenerationFold
-from tidegate.core.types import ChoiceEnd, GenerationEvent, PromptTokens, TokenDelta
+from tidegate.core.types import ChoiceEnd, GenerationEvent, PromptTokens, TokenCounts, TokenDelta
 from tidegate.gateway.problems import Problem
 from tidegate.gateway.rendering import AnswerShape, ChunkMaker, LogprobFold, body
 
@@ -89,7 +89,7 @@ class EventDelivery:
             case TokenDelta():
                 for chunk in self._chunks.delta(event):
                     await self._event(chunk)
-            case ChoiceEnd():
+            case TokenCounts() | ChoiceEnd():
                 pass
 
     async def finish(self, fold: GenerationFold) -> None:

@@ -83,6 +83,7 @@ class GatewayDependencies:
         recorder_counts: the recorder's events since the start by kind, for ``/metrics``.
         observe_call: told of each call that ended: release, user key, whether the engine failed it.
         monotonic: seconds for latencies.
+        passes_fields_on: whether the engine passes on what the gateway itself does not know or cannot honour.
     """
 
     engine: Engine
@@ -96,3 +97,4 @@ class GatewayDependencies:
     recorder_counts: Callable[[], Mapping[str, int]] = dict
     observe_call: Callable[[str, str, bool], None] = _unobserved
     monotonic: Callable[[], float] = time.monotonic
+    passes_fields_on: bool = False

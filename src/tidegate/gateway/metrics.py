@@ -40,6 +40,11 @@ class GatewayMetrics:
         self.interactions = Counter(
             "tidegate_interactions", "Interactions handed to the recorder.", ("result",), registry=self.registry
         )
+        self.interactions_without_tokens = Counter(
+            "tidegate_interactions_without_tokens",
+            "Recorded interactions whose tokens the engine did not give; they do not train.",
+            registry=self.registry,
+        )
         self.feedback = Counter(
             "tidegate_feedback", "Feedback by what became of it.", ("result",), registry=self.registry
         )

@@ -11,7 +11,7 @@ from typing import Any
 from starlette.exceptions import HTTPException
 from starlette.responses import JSONResponse
 
-from tidegate.core.errors import RequestError, TidegateError
+from tidegate.core.errors import EngineBusyError, EngineUnavailableError, RequestError, TidegateError
 
 _log = logging.getLogger(__name__)
 
@@ -43,7 +43,8 @@ class Problem:
         status = error.http_status
         headers: dict[str, str] = {}
         if status in _RETRYABLE:
-            headers["retry-after"] = str(RETRY_AFTER_S)
+            told = error.retry_after_s if isinstance(error, EngineBusyError | EngineUnavailableError) else None
+            headers["retry-after"] = str(RETRY_AFTER_S if told is None else told)
         if status == 401:
             headers["www-authenticate"] = "Bearer"
         param = error.param if isinstance(error, RequestError) else None

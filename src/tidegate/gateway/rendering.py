@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -42,7 +42,7 @@ def body(shape: AnswerShape, fold: GenerationFold, logprobs: LogprobFold) -> dic
     """A finished ``chat.completion``."""
     result = shape.head("chat.completion")
     result["choices"] = [_choice(choice, shape, logprobs) for choice in fold.choices()]
-    result["usage"] = usage(fold.prompt_token_ids, fold.choices())
+    result["usage"] = usage(fold)
     if shape.token_ids:
         result["prompt_token_ids"] = list(fold.prompt_token_ids)
     return result
@@ -64,10 +64,18 @@ def _choice(choice: Choice, shape: AnswerShape, logprobs: LogprobFold) -> dict[s
     return result
 
 
-def usage(prompt_token_ids: Sequence[int], choices: Sequence[Choice]) -> dict[str, int]:
-    """Counts of the tokens that the engine computed on and sampled; nothing is estimated from text."""
-    completion = sum(len(choice.token_ids) for choice in choices)
-    prompt = len(prompt_token_ids)
+def usage(fold: GenerationFold) -> dict[str, int] | None:
+    """Counts of the tokens that the engine computed on and sampled.
+
+    Where it gave no token ids they are its own counts, None without any; nothing is estimated from text.
+    """
+    choices = fold.choices()
+    if fold.prompt_token_ids and all(choice.token_exact for choice in choices):
+        prompt, completion = len(fold.prompt_token_ids), sum(len(choice.token_ids) for choice in choices)
+    elif fold.counts is not None:
+        prompt, completion = fold.counts.prompt, fold.counts.completion
+    else:
+        return None
     return {"prompt_tokens": prompt, "completion_tokens": completion, "total_tokens": prompt + completion}
 
 
@@ -138,7 +146,7 @@ class ChunkMaker:
             yield self._chunk(choice.index, {}, finish_reason=choice.finish_reason.value)
         if self._shape.include_usage:
             chunk = self._shape.head("chat.completion.chunk")
-            yield {**chunk, "choices": [], "usage": usage(fold.prompt_token_ids, fold.choices())}
+            yield {**chunk, "choices": [], "usage": usage(fold)}
 
     def _chunk(
         self, index: int, delta: dict[str, Any], *, logprobs: Any = None, finish_reason: str | None = None
@@ -160,6 +168,7 @@ def recorded_events(interaction: Interaction) -> Iterator[PromptTokens | TokenDe
             logprobs=choice.logprobs,
             text=choice.text,
             tool_calls=choice.tool_calls,
+            token_exact=choice.token_exact,
         )
         yield ChoiceEnd(
             choice=choice.index,

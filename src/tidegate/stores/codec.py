@@ -55,6 +55,11 @@ def interaction_row(interaction: Interaction) -> dict[str, Any]:
     """
     named = f"interaction {interaction.id!r}"
     for choice in interaction.choices:
+        if choice.token_ids and not choice.token_exact:
+            raise RequestError(
+                f"{named}: choice {choice.index} has {len(choice.token_ids)} tokens and is marked as lacking some; "
+                "all of them or none are accepted"
+            )
         if len(choice.logprobs) not in (0, len(choice.token_ids)):
             raise RequestError(
                 f"{named}: choice {choice.index} has {len(choice.token_ids)} tokens and {len(choice.logprobs)} "
@@ -169,6 +174,7 @@ def _choice_json(choice: Choice) -> dict[str, Any]:
         "invalid_tool_call": choice.invalid_tool_call,
         "tokens": len(choice.token_ids),
         "logprobs": len(choice.logprobs),
+        **({} if choice.token_exact else {"token_exact": False}),
     }
 
 
@@ -188,6 +194,7 @@ def _choices(row: Row) -> tuple[Choice, ...]:
                 tool_calls=tuple(fields["tool_calls"]),
                 finish_reason=FinishReason(fields["finish_reason"]),
                 invalid_tool_call=fields["invalid_tool_call"],
+                token_exact=fields.get("token_exact", True),
             )
         )
         token_at, logprob_at = token_end, logprob_end
