@@ -19,6 +19,7 @@ from tidegate.core.generation import collect
 from tidegate.core.types import AdapterRef, Choice, GenerationRequest, Sampling
 from tidegate.engines.embedded.engine import EmbeddedEngine
 from tidegate.engines.model_cache import base_hash
+from tidegate.ports import Engine
 
 HIDDEN, INTERMEDIATE, RANK = 32, 48, 4
 LONGEST = 1 << 17  # tokens; more than any test waits for
@@ -155,7 +156,7 @@ def call(content: str = "hello", *, request_id: str = "r", **options: Any) -> Ge
     return GenerationRequest(request_id=request_id, messages=messages, sampling=sampling, **fields)
 
 
-async def answer(engine: EmbeddedEngine, request: GenerationRequest) -> tuple[tuple[int, ...], tuple[Choice, ...]]:
+async def answer(engine: Engine, request: GenerationRequest) -> tuple[tuple[int, ...], tuple[Choice, ...]]:
     """Prompt tokens and choices of one call."""
     fold = await collect(engine.generate(request))
     return fold.prompt_token_ids, fold.choices()

@@ -1,0 +1,7 @@
+"""Engines that are servers of somebody else's, by URL: vLLM with adapters, and anything with OpenAI's API without."""
+
+from tidegate.engines.remote.openai import OpenAIEngine
+from tidegate.engines.remote.upstream import Upstream
+from tidegate.engines.remote.vllm import VllmEngine
+
+__all__ = ["OpenAIEngine", "Upstream", "VllmEngine"]
