@@ -172,13 +172,22 @@ class LoopWorld:
         assert done.returncode in (0, 3, 4), done.stderr
         return json.loads(done.stdout.splitlines()[-1])
 
+    def set(self, section: str, **values: str) -> None:
+        """Add a section of text values to the settings file."""
+        lines = [f"[{section}]", *(f'{name} = "{value}"' for name, value in values.items())]
+        with self.config.open("a") as file:
+            file.write("\n".join(["", *lines, ""]))
+        self.settings = load_settings(self.config)
+
     @contextmanager
-    def serving(self) -> Generator[str]:
+    def serving(self, *arguments: str) -> Generator[str]:
         """A running server; yields its URL."""
         log = self.root / "serve.log"
         with log.open("ab") as output:
             process = subprocess.Popen(
-                [sys.executable, "-m", "tidegate", "--config", str(self.config), "serve"], stdout=output, stderr=output
+                [sys.executable, "-m", "tidegate", "--config", str(self.config), "serve", *arguments],
+                stdout=output,
+                stderr=output,
             )
         try:
             yield self._ready(process, log)

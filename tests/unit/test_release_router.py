@@ -97,6 +97,14 @@ def test_champion_is_never_removed_and_pointer_needs_a_loaded_release(router: Ro
     assert router.champion == "r1"
 
 
+def test_further_names_mean_the_champion_and_are_listed_once() -> None:
+    router = Router(model_name="model", other_names=("org/Model", "model"), episode_ttl_s=10.0, clock=Clock())
+    router.add(release("r1"), created_at=3.0)
+    router.point_champion_at("r1")
+    assert router.resolve("org/Model", episode_id="e", user_key="u").release_id == "r1"
+    assert router.models() == [("model", 3.0), ("champion", 3.0), ("org/Model", 3.0), ("r1", 3.0)]
+
+
 def test_before_the_first_release_requests_are_told_so() -> None:
     router = Router(model_name="model", episode_ttl_s=10.0, clock=Clock())
     with pytest.raises(NotFoundError, match="still starting"):

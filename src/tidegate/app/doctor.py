@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import importlib.util
 import platform
 import shutil
@@ -11,6 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
+from tidegate.app.engines import upstream_state
 from tidegate.app.gates import build_policy, check_keys, gate_self_test, verify_log
 from tidegate.app.layout import DataDirectory
 from tidegate.app.splits import user_splitter
@@ -40,7 +42,7 @@ def examine(settings: Settings) -> list[Finding]:
     findings = [
         Finding(check="python", state="ok", detail=platform.python_version()),
         *_packages(settings),
-        _finding("model", lambda: _model(settings)),
+        *_answering(settings),
         _finding("policy", lambda: f"{build_policy(settings).name} ({build_policy(settings).hash[:12]})"),
         _finding("gate self-test", lambda: gate_self_test(settings)),
         _disk(settings),
@@ -64,6 +66,13 @@ def _stored(settings: Settings, directory: DataDirectory) -> Iterator[Finding]:
     reader = reader_of_sealed(directory)
     if reader is not None:
         yield Finding(check="sealed database", state="warning", detail=reader)
+
+
+def _answering(settings: Settings) -> Iterator[Finding]:
+    if settings.engine.kind != "openai":
+        yield _finding("model", lambda: _model(settings))
+    if settings.engine.kind != "embedded" or settings.engine.url is not None:
+        yield _finding("upstream", lambda: asyncio.run(upstream_state(settings)))
 
 
 def _server(settings: Settings, directory: DataDirectory) -> list[Finding]:

@@ -2,13 +2,30 @@
 
 from __future__ import annotations
 
+import asyncio
+import os
 import re
 from collections.abc import AsyncGenerator, Callable
 from contextlib import asynccontextmanager
+from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
+from urllib.parse import urlsplit
 
 from tidegate.config import Settings
+from tidegate.core.errors import ConfigError
 from tidegate.ports import Engine
+
+if TYPE_CHECKING:
+    from tidegate.engines.remote import Upstream
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Base:
+    """The base model: content hash of its weights, and where they lie; None where nobody here can read them."""
+
+    sha256: str
+    directory: Path | None
 
 
 def model_name(settings: Settings) -> str:
@@ -16,15 +33,153 @@ def model_name(settings: Settings) -> str:
 
     Release ids go out in headers, which hold no others. Never empty.
     """
-    name = settings.model.name or settings.model.path.rstrip("/").rsplit("/", 1)[-1]
+    own = settings.model.path.rstrip("/").rsplit("/", 1)[-1]
+    if settings.engine.kind == "openai":
+        own = settings.engine.model or "upstream"
+    name = settings.model.name or own
     return re.sub(r"[^A-Za-z0-9._-]", "-", name).strip("-.") or "model"
 
 
+def other_names(settings: Settings) -> tuple[str, ...]:
+    """What clients of the server behind Tidegate call its model, so that they need not change."""
+    remote = settings.engine.kind != "embedded" and settings.engine.model is not None
+    return (str(settings.engine.model),) if remote else ()
+
+
+async def with_upstream_model(settings: Settings) -> Settings:
+    """The settings with the name of the upstream's model filled in, if there is an upstream that lists just one.
+
+    Raises:
+        ConfigError: it lists none or several and ``engine.model`` names none, or the settings contradict themselves.
+        EngineError: it cannot be asked.
+    """
+    if settings.engine.kind == "embedded":
+        if settings.engine.url is not None:
+            raise ConfigError("engine.url is set, but engine.kind is 'embedded'; set it to 'vllm' or 'openai'")
+        return settings
+    from tidegate.engines.remote.models import only_model  # noqa: PLC0415 - an HTTP client that embedded does not need
+
+    if settings.engine.model is not None:
+        return settings
+    async with opened_upstream(settings) as upstream:
+        name = await only_model(upstream)
+    return settings.model_copy(update={"engine": settings.engine.model_copy(update={"model": name})})
+
+
+def base_of(settings: Settings, *, progress: Callable[[str], None] | None = None) -> Base:
+    """The base model, its weights fetched into the cache if need be.
+
+    Args:
+        settings: with the name of the upstream's model, see :func:`with_upstream_model`.
+        progress: told of downloads.
+    """
+    if settings.engine.kind == "openai":
+        from tidegate.engines.remote.openai import unknown_base  # noqa: PLC0415 - see above
+
+        return Base(sha256=unknown_base(settings.engine.model or ""), directory=None)
+    from tidegate.engines.model_cache import base_hash  # noqa: PLC0415 - pulls in torch when converting
+
+    directory = resolve_base(settings, progress=progress)
+    return Base(sha256=base_hash(directory), directory=directory)
+
+
 def resolve_base(settings: Settings, *, progress: Callable[[str], None] | None = None) -> Path:
-    """Directory of the base model, fetched into the cache if need be."""
+    """Directory of the base model, fetched into the cache if need be.
+
+    Raises:
+        ConfigError: the model is an upstream's, whose weights nobody here can read.
+        ModelError: it cannot be used.
+    """
+    if settings.engine.kind == "openai":
+        raise ConfigError(
+            "engine.kind is 'openai', which records and does not train: the weights are not here; set 'vllm' or "
+            "'embedded' and model.path"
+        )
     from tidegate.engines.model_cache import resolve_model  # noqa: PLC0415 - pulls in torch when converting
 
     return resolve_model(settings.model.path, progress=progress)
+
+
+@asynccontextmanager
+async def opened_upstream(settings: Settings) -> AsyncGenerator[Upstream]:
+    """A client of the server that the settings name, for the length of a block.
+
+    Raises:
+        ConfigError: they name none, or the variable with its key is empty.
+    """
+    from tidegate.engines.remote import Upstream  # noqa: PLC0415 - see above
+
+    engine = settings.engine
+    if engine.url is None:
+        raise ConfigError(f"engine.kind is {engine.kind!r} and engine.url is missing; set it to http://HOST:PORT")
+    key = None if engine.api_key_env is None else os.environ.get(engine.api_key_env)
+    if engine.api_key_env is not None and not key:
+        raise ConfigError(
+            f"engine.api_key_env names {engine.api_key_env!r}, and no such variable is set; export the key there"
+        )
+    if key is not None and not (key.isascii() and key.isprintable()):
+        raise ConfigError(f"the variable {engine.api_key_env!r} holds no key: printable ASCII is accepted")
+    upstream = Upstream(
+        engine.url, key=key, connect_timeout_s=engine.connect_timeout_s, read_timeout_s=engine.read_timeout_s
+    )
+    try:
+        yield upstream
+    finally:
+        await upstream.close()
+
+
+@asynccontextmanager
+async def open_engine(settings: Settings, base: Base, *, replica: str) -> AsyncGenerator[Engine]:
+    """The engine that the settings ask for, for the length of a block.
+
+    Args:
+        settings: with the name of the upstream's model.
+        base: the base model.
+        replica: name of an engine in this process; a server is named by its address.
+    """
+    if base.directory is not None and settings.engine.kind == "embedded":
+        async with embedded_engine(settings, base.directory, replica=replica) as engine:
+            yield engine
+        return
+    from tidegate.engines.remote import OpenAIEngine, VllmEngine  # noqa: PLC0415 - see above
+
+    async with opened_upstream(settings) as upstream:
+        model, place = str(settings.engine.model), urlsplit(upstream.url).netloc
+        if settings.engine.kind == "openai":
+            yield OpenAIEngine(upstream, model=model, replica=place)
+        else:
+            yield VllmEngine(
+                upstream,
+                model=model,
+                base_sha256=base.sha256,
+                replica=place,
+                raw_logprobs=settings.engine.logprobs == "raw",
+            )
+
+
+@asynccontextmanager
+async def engine_of(settings: Settings, *, replica: str) -> AsyncGenerator[Engine]:
+    """As :func:`open_engine`, with everything that it needs looked up first."""
+    named = await with_upstream_model(settings)
+    base = await asyncio.to_thread(base_of, named)
+    async with open_engine(named, base, replica=replica) as engine:
+        yield engine
+
+
+async def upstream_state(settings: Settings) -> str:
+    """What a person should know of the server that the settings name.
+
+    Raises:
+        ConfigError, EngineError: why it cannot be used.
+    """
+    from tidegate.engines.remote.models import listed_models  # noqa: PLC0415 - see above
+
+    named = await with_upstream_model(settings)
+    async with opened_upstream(named) as upstream:
+        names = sorted(await listed_models(upstream))
+    if named.engine.model not in names:
+        raise ConfigError(f"{upstream.url} does not list {named.engine.model!r} but {names[:10]}; see engine.model")
+    return f"{upstream.url} serves {named.engine.model!r}"
 
 
 @asynccontextmanager

@@ -12,7 +12,7 @@ from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
 from typing import Any
 
-from tidegate.app.engines import embedded_engine, resolve_base
+from tidegate.app.engines import Base, base_of, open_engine, resolve_base, with_upstream_model
 from tidegate.app.gates import build_policy, save_certificate
 from tidegate.app.layout import DataDirectory
 from tidegate.app.locks import cycle_lock, exclusive
@@ -151,9 +151,9 @@ async def run_one_cycle(
     if candidate is None:
         backend_of(settings.training).require_installed()
     os.nice(settings.cycle.nice)
-    model_dir = await asyncio.to_thread(resolve_base, settings)
-    base_sha256 = base_hash(model_dir)
-    proposed = None if candidate is None else take_in(directory, candidate, base_sha256=base_sha256)
+    settings = await with_upstream_model(settings)
+    base = await asyncio.to_thread(base_of, settings)
+    proposed = None if candidate is None else take_in(directory, candidate, base_sha256=base.sha256)
     async with AsyncExitStack() as stack:
         stack.enter_context(exclusive(cycle_lock(directory.root), "another cycle runs on this data directory"))
         stores = stack.enter_context(open_stores(directory))
@@ -161,8 +161,8 @@ async def run_one_cycle(
         hindrance = gate_state(stores.audit.read()).why_not_decide(build_policy(settings))
         if hindrance is not None:  # before anything is trained for nothing
             raise FrozenError(hindrance)
-        engines = _LazyEngine(settings, model_dir, stack)
-        stages = build_stages(settings, directory, stores, engines, model_dir=model_dir, base_sha256=base_sha256)
+        engines = _LazyEngine(settings, base, stack)
+        stages = build_stages(settings, directory, stores, engines, base=base)
 
         def tell(event: CycleEvent) -> None:
             observe(
@@ -220,16 +220,16 @@ def take_in(directory: DataDirectory, adapter: Path, *, base_sha256: str) -> str
 class _LazyEngine:
     """One engine for the steps that need one, started by the first of them and kept to the end of the cycle."""
 
-    def __init__(self, settings: Settings, model_dir: Path, stack: AsyncExitStack) -> None:
+    def __init__(self, settings: Settings, base: Base, stack: AsyncExitStack) -> None:
         self._settings = settings
-        self._model_dir = model_dir
+        self._base = base
         self._stack = stack
         self._engine: Engine | None = None
 
     @asynccontextmanager
     async def __call__(self) -> AsyncGenerator[Engine]:
         if self._engine is None:
-            engine = embedded_engine(self._settings, self._model_dir, replica="cycle")
+            engine = open_engine(self._settings, self._base, replica="cycle")
             self._engine = await self._stack.enter_async_context(engine)
         yield self._engine
 
@@ -251,8 +251,7 @@ def build_stages(
     stores: Stores,
     open_engine: _LazyEngine,
     *,
-    model_dir: Path,
-    base_sha256: str,
+    base: Base,
 ) -> CycleStages:
     """Wire a cycle's stages."""
     verifiers, environments = builtin_verifiers(), builtin_environments()
@@ -302,8 +301,8 @@ def build_stages(
         canary=None if policy.canary == "none" else _Canary(start_canary, stores),
         quarantined=lambda: gate_state(stores.audit.read()).live.quarantined,
         save_certificate=lambda certificate: save_certificate(directory, certificate),
-        base_model=model_dir,
-        base_sha256=base_sha256,
+        base_model=base.directory,
+        base_sha256=base.sha256,
         adapters_dir=directory.adapters,
         batches_dir=directory.batches,
         rollouts_dir=directory.rollouts,

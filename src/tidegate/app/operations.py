@@ -12,7 +12,7 @@ from typing import Any
 import aiohttp
 
 from tidegate.app.controls import controlling, first_certificate
-from tidegate.app.engines import embedded_engine, resolve_base
+from tidegate.app.engines import engine_of
 from tidegate.app.gates import (
     certificate_check,
     read_audit_file,
@@ -59,7 +59,7 @@ async def publishing(settings: Settings, directory: DataDirectory, stores: Store
     """The publisher of the running server, or a local one."""
 
     def open_engine() -> Any:
-        return embedded_engine(settings, resolve_base(settings), replica="command")
+        return engine_of(settings, replica="command")
 
     async with publisher_for(directory, stores, open_engine, settings=settings, clock=time.time) as publisher:
         yield publisher

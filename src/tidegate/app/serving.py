@@ -15,7 +15,7 @@ import uuid
 from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 
-from tidegate.app.engines import embedded_engine, model_name, resolve_base
+from tidegate.app.engines import base_of, model_name, open_engine, other_names, with_upstream_model
 from tidegate.app.gates import gate_self_test
 from tidegate.app.layout import DataDirectory, ServerAddress
 from tidegate.app.publishing import build_live_gate, build_publisher
@@ -47,7 +47,7 @@ async def serve(settings: Settings, *, say: Callable[[str], None]) -> None:
     Raises:
         ConfigError: a setting, the model or a port is not usable.
         ConflictError: another server serves this data directory.
-        StoreError, CertificateError, AdapterError: what should be served cannot be served.
+        StoreError, CertificateError, AdapterError, EngineError: what should be served cannot be served.
     """
     stop = asyncio.Event()
     loop = asyncio.get_running_loop()
@@ -55,7 +55,7 @@ async def serve(settings: Settings, *, say: Callable[[str], None]) -> None:
         with contextlib.suppress(NotImplementedError):
             loop.add_signal_handler(number, stop.set)
     async with running(settings, say=say) as address:
-        say(f"serving {model_name(settings)!r} at {address.url}/v1 (admin at {address.admin_url}); stop with Ctrl-C")
+        say(f"serving at {address.url}/v1 (admin at {address.admin_url}); stop with Ctrl-C")
         await stop.wait()
         say("stopping: requests in flight are finished first")
 
@@ -66,13 +66,18 @@ async def running(settings: Settings, *, say: Callable[[str], None]) -> AsyncGen
     directory = DataDirectory.of(settings).create()
     async with AsyncExitStack() as stack:
         stack.enter_context(directory.served_alone())
-        model_dir = await asyncio.to_thread(resolve_base, settings, progress=say)
+        settings = await with_upstream_model(settings)
+        base = await asyncio.to_thread(base_of, settings, progress=say)
         stores = stack.enter_context(open_stores(directory))
         gate_self_test(settings)
-        say(f"loading {model_name(settings)!r}")
-        engine = await stack.enter_async_context(embedded_engine(settings, model_dir, replica="embedded-0"))
+        place = "in this process" if settings.engine.url is None else f"at {settings.engine.url}"
+        say(f"model {model_name(settings)!r} {place}")
+        engine = await stack.enter_async_context(open_engine(settings, base, replica="embedded-0"))
         router = Router(
-            model_name=model_name(settings), episode_ttl_s=settings.server.episode_ttl_s, clock=time.monotonic
+            model_name=model_name(settings),
+            other_names=other_names(settings),
+            episode_ttl_s=settings.server.episode_ttl_s,
+            clock=time.monotonic,
         )
         publisher = build_publisher(directory, stores, engine, router, settings=settings, clock=time.time)
         champion = await publisher.reconcile()
@@ -95,6 +100,7 @@ async def running(settings: Settings, *, say: Callable[[str], None]) -> AsyncGen
                 health=_store_health(stores),
                 recorder_counts=recorder.counts,
                 observe_call=tally.add,
+                passes_fields_on=settings.engine.kind == "openai",
             ),
             settings.server,
         )

@@ -15,6 +15,12 @@ Host = Annotated[str | None, typer.Option("--host", help="Address of the public 
 Port = Annotated[int | None, typer.Option("--port", help="Port of the public API; 0 picks a free one.")]
 AdminPort = Annotated[int | None, typer.Option("--admin-port", help="Port of the admin API on loopback.")]
 Model = Annotated[str | None, typer.Option("--model", help="Directory or hub name of a causal LM.")]
+Upstream = Annotated[
+    str | None, typer.Option("--upstream", help="Address of a server with OpenAI's API that answers instead.")
+]
+UpstreamModel = Annotated[
+    str | None, typer.Option("--upstream-model", help="Name of the model there; default: the only one it lists.")
+]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 
 
@@ -44,13 +50,24 @@ def serve(
     port: Port = None,
     admin_port: AdminPort = None,
     model: Model = None,
+    upstream: Upstream = None,
+    upstream_model: UpstreamModel = None,
 ) -> None:
-    """Serve the champion as an OpenAI-compatible API and record every interaction."""
+    """Serve the champion as an OpenAI-compatible API and record every interaction.
+
+    With --upstream the answers are those of a server that you run; engine.kind 'vllm' in the settings adds learning.
+    """
     from tidegate.app.serving import serve as run_server
 
     with boundary():
+        engine = {"url": upstream, "model": upstream_model}
+        if upstream is not None and settings_of(context).engine.kind == "embedded":
+            engine["kind"] = "openai"
         settings = settings_of(
-            context, server={"host": host, "port": port, "admin_port": admin_port}, model={"path": model}
+            context,
+            server={"host": host, "port": port, "admin_port": admin_port},
+            model={"path": model},
+            engine=engine,
         )
         run_until_interrupted(run_server(settings, say=say))
 

@@ -23,6 +23,7 @@ from pydantic_settings import (
 )
 
 from tidegate.config.database import DatabaseSettings, without_password
+from tidegate.config.engine import EngineSettings
 from tidegate.config.fields import Finite, Fraction, Port, Positive, Section, Share
 from tidegate.config.training import TrainingSettings
 from tidegate.core.errors import ConfigError
@@ -52,7 +53,7 @@ class ServerSettings(Section):
 
 
 class ModelSettings(Section):
-    """The frozen base model."""
+    """The frozen base model: what is served here or by a vLLM server, and trained on."""
 
     path: str = Field(
         default="smollm2-135m",
@@ -218,6 +219,7 @@ class Settings(BaseSettings):
     database: DatabaseSettings = Field(default_factory=DatabaseSettings)
     server: ServerSettings = Field(default_factory=ServerSettings)
     model: ModelSettings = Field(default_factory=ModelSettings)
+    engine: EngineSettings = Field(default_factory=EngineSettings)
     split: SplitSettings = Field(default_factory=SplitSettings)
     rollouts: RolloutSettings = Field(default_factory=RolloutSettings)
     curation: CurationSettings = Field(default_factory=CurationSettings)

@@ -11,11 +11,12 @@ import asyncio
 from collections import Counter
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 from tidegate.core.gate.decisions import Reply, ScreenAbstained, ScreenPassed, reasons_of
 from tidegate.core.selection.sifting import KEPT, REPLAY
 from tidegate.core.types import Candidate, CandidateState, Episode, JsonObject, Outcome, Split, Verdict
-from tidegate.curation import EXAMPLES_FILE, curate, write_batch
+from tidegate.curation import EXAMPLES_FILE, Batch, curate, write_batch
 from tidegate.cycle.choosing_share import choose_share
 from tidegate.cycle.explore import explore, rollouts_of
 from tidegate.cycle.going_live import canary, publish
@@ -35,6 +36,8 @@ from tidegate.cycle.unseen import AskedInTheOpen, unseen
 from tidegate.ports import CycleStore
 from tidegate.signals import score_episodes, verdict_key
 from tidegate.training import TrainingJob, run_training
+
+RECORDER_ONLY = "the upstream takes no adapters: recorder only; set engine.kind to 'vllm' or 'embedded' to learn"
 
 
 def cycle_steps(stages: CycleStages) -> dict[Step, StepFunction]:
@@ -161,10 +164,19 @@ async def curate_batch(stages: CycleStages, config: JsonObject, outputs: Outputs
         }
         if batch.fresh < settings.min_fresh:
             reason = f"{batch.fresh} of {settings.min_fresh} fresh verified examples that a cycle needs"
-            return StepResult(output=output, ends=CycleOutcome.ABSTAINED, reasons=(reason,))
+            return StepResult(output=output, ends=CycleOutcome.ABSTAINED, reasons=(reason, *_without_tokens(batch)))
         return StepResult(output=output)
 
     return await asyncio.to_thread(run)
+
+
+def _without_tokens(batch: Batch) -> tuple[str, ...]:
+    """What an operator can do about answers that nobody can train on."""
+    lacking = batch.counts.get("no_token_ids", 0)
+    if not lacking:
+        return ()
+    reason = f"no_token_ids: {lacking} episodes lack token ids or log-probabilities, which the engine did not give"
+    return (reason,)
 
 
 async def train(stages: CycleStages, config: JsonObject, outputs: Outputs, report: Report) -> StepResult:
@@ -173,7 +185,9 @@ async def train(stages: CycleStages, config: JsonObject, outputs: Outputs, repor
         candidate = _register(stages, str(config["proposed"]), origin="proposed")
         output: JsonObject = {"proposed": candidate.adapter_sha256, "adapter_sha256": candidate.adapter_sha256}
         return StepResult(output={**output, "candidate": candidate.id})
-    job = _job(stages, config, outputs[Step.CURATE])
+    if stages.base_model is None:
+        return StepResult(output={}, ends=CycleOutcome.ABSTAINED, reasons=(RECORDER_ONLY,))
+    job = _job(stages, config, outputs[Step.CURATE], base_model=stages.base_model)
     trained = await asyncio.to_thread(
         run_training, job, timeout_s=job.training.timeout_s, nice=stages.settings.cycle.nice, on_progress=report
     )
@@ -268,14 +282,14 @@ async def certify(stages: CycleStages, config: JsonObject, outputs: Outputs, rep
     return StepResult(output=output, reasons=reasons_of(certified.decision))
 
 
-def _job(stages: CycleStages, config: JsonObject, curated: JsonObject) -> TrainingJob:
+def _job(stages: CycleStages, config: JsonObject, curated: JsonObject, *, base_model: Path) -> TrainingJob:
     """Training on the curated batch, from the weights that the frozen configuration names."""
     settings = stages.settings.training.model_validate(config["training"])
     champion = config["champion_sha256"] if settings.restart == "champion" else None
     parent = str(champion) if champion else None
     return TrainingJob(
         examples=stages.batches_dir / str(curated["path"]) / EXAMPLES_FILE,
-        base_model=stages.base_model,
+        base_model=base_model,
         base_sha256=stages.base_sha256,
         initial_adapter=stages.adapters_dir / parent if parent else None,
         training=settings,

@@ -8,7 +8,7 @@ lease, and episodes that began on a release, stay on it.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Collection, Generator
 from contextlib import contextmanager
 from dataclasses import dataclass
 
@@ -54,10 +54,13 @@ class Router:
         model_name: served name that means the champion, beside ``champion`` itself.
         episode_ttl_s: an episode keeps its release for this long after its last request.
         clock: monotonic seconds.
+        other_names: further names that mean the champion.
     """
 
-    def __init__(self, *, model_name: str, episode_ttl_s: float, clock: Callable[[], float]) -> None:
-        self._model_name = model_name
+    def __init__(
+        self, *, model_name: str, episode_ttl_s: float, clock: Callable[[], float], other_names: Collection[str] = ()
+    ) -> None:
+        self._champion_names = tuple(dict.fromkeys((model_name, CHAMPION, *other_names)))
         self._ttl_s = episode_ttl_s
         self._clock = clock
         self._loaded: dict[str, tuple[RoutedRelease, float]] = {}
@@ -128,7 +131,7 @@ class Router:
         created = {release.release_id: at for release, at in self._loaded.values()}
         champion_at = created.get(self._champion or "", 0.0)
         named = sorted((name, at) for name, at in created.items() if name not in self._nameless)
-        return [(self._model_name, champion_at), (CHAMPION, champion_at), *named]
+        return [*((name, champion_at) for name in self._champion_names), *named]
 
     def resolve(self, model: str, *, episode_id: str, user_key: str) -> RoutedRelease:
         """Route one request.
@@ -146,7 +149,7 @@ class Router:
             self._drop_expired_pins()
         if model in self._loaded and model not in self._nameless:
             return self._loaded[model][0]
-        if model not in (self._model_name, CHAMPION):
+        if model not in self._champion_names:
             names = ", ".join(repr(name) for name, _ in self.models())
             raise NotFoundError(f"model {model!r} is not served here; choose one of {names}")
         if self._champion is None:

@@ -1,0 +1,113 @@
+"""Addresses of servers behind us: what is accepted, and that none leaks a password."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tidegate.app.engines import base_of, model_name, opened_upstream, other_names, with_upstream_model
+from tidegate.config import Settings, load_settings
+from tidegate.config.engine import EngineSettings, upstream_url
+from tidegate.config.settings import ModelSettings
+from tidegate.core.errors import ConfigError
+
+
+@pytest.mark.parametrize(
+    ("given_url", "expected"),
+    [
+        ("http://127.0.0.1:8000", "http://127.0.0.1:8000"),
+        ("http://127.0.0.1:8000/v1/", "http://127.0.0.1:8000"),
+        ("https://models.example/team/v1", "https://models.example/team"),
+        ("http://[::1]:8000/v1", "http://[::1]:8000"),
+        ("HTTP://Host", "http://host"),
+    ],
+)
+def test_an_address_is_kept_without_its_version(given_url: str, expected: str) -> None:
+    assert upstream_url(given_url) == expected
+
+
+@pytest.mark.parametrize(
+    "refused",
+    [
+        "127.0.0.1:8000",
+        "file:///etc/passwd",
+        "ftp://host",
+        "gopher://host",
+        "unix:/run/s",
+        "http://",
+        "http:///v1",
+        "http://user:secret@host",
+        "http://user@host",
+        "http://host?x=1",
+        "http://host#x",
+        "http://host/a b",
+        "http://host/\r\nX: y",
+        "http://host:99999",
+        "http://[::1",
+        "",
+    ],
+)
+def test_anything_but_a_plain_http_address_is_refused(refused: str) -> None:
+    with pytest.raises(ValueError, match="address"):
+        upstream_url(refused)
+
+
+@given(st.text(max_size=40))
+def test_whatever_is_accepted_has_no_user_query_or_blank(text: str) -> None:
+    try:
+        found = upstream_url(f"http://{text}")
+    except ValueError:
+        return
+    assert found.startswith("http://")
+    assert not set("@?# \r\n\t") & set(found.removeprefix("http://").partition("/")[0])
+    assert upstream_url(found) == found
+
+
+def test_a_password_in_an_address_is_not_repeated(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError) as caught:
+        load_settings(None, {"engine": {"kind": "openai", "url": "http://user:hunter2@host"}})
+    assert "user or password" in str(caught.value)
+    assert "hunter2" not in str(caught.value)
+
+
+async def test_settings_that_contradict_themselves_are_refused() -> None:
+    with pytest.raises(ConfigError, match=r"engine\.kind is 'embedded'"):
+        await with_upstream_model(Settings(engine=EngineSettings(url="http://host")))
+    with pytest.raises(ConfigError, match=r"engine\.url is missing"):
+        await with_upstream_model(Settings(engine=EngineSettings(kind="vllm")))
+
+
+async def test_a_key_comes_from_the_variable_that_the_settings_name(monkeypatch: pytest.MonkeyPatch) -> None:
+    settings = Settings(engine=EngineSettings(kind="openai", url="http://host", api_key_env="UPSTREAM_KEY"))
+    monkeypatch.delenv("UPSTREAM_KEY", raising=False)
+    with pytest.raises(ConfigError, match="names 'UPSTREAM_KEY', and no such variable is set"):
+        async with opened_upstream(settings):
+            pass
+    monkeypatch.setenv("UPSTREAM_KEY", "two\nlines")
+    with pytest.raises(ConfigError, match="printable ASCII") as caught:
+        async with opened_upstream(settings):
+            pass
+    assert "two" not in str(caught.value)
+    monkeypatch.setenv("UPSTREAM_KEY", "sk-1")
+    async with opened_upstream(settings) as upstream:
+        assert upstream.url == "http://host"
+        assert "sk-1" not in repr(vars(upstream).get("url"))
+
+
+def test_an_upstreams_model_gives_its_name_and_no_weights() -> None:
+    engine = EngineSettings(kind="openai", url="http://host", model="Qwen/Qwen3-4B")
+    settings = Settings(engine=engine)
+    assert model_name(settings) == "Qwen-Qwen3-4B"
+    assert other_names(settings) == ("Qwen/Qwen3-4B",)
+    base = base_of(settings)
+    assert base.directory is None
+    assert len(base.sha256) == 64
+    assert base.sha256 != base_of(Settings(engine=engine.model_copy(update={"model": "other"}))).sha256
+    moved = Settings(engine=engine.model_copy(update={"url": "http://elsewhere"}))
+    assert base.sha256 == base_of(moved).sha256
+    named = Settings(engine=engine, model=ModelSettings(name="mine"))
+    assert model_name(named) == "mine"
+    assert other_names(Settings()) == ()
