@@ -10,12 +10,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from aiohttp import ClientSession
 from openai import APIStatusError, OpenAI
 
 from engine_fixtures import write_adapter
 from gateway_world import CALCULATOR
 from loop_world import LoopWorld
+from tidegate.app.serving import running
 from tidegate.app.stores import open_stores
+from tidegate.config import load_settings
 from tidegate.core.types import Candidate, CandidateState, Interaction
 from tidegate.engines.model_cache import base_hash
 from upstream_server import UpstreamServer, upstream_in_a_thread
@@ -25,6 +28,8 @@ TOOLS: Any = [CALCULATOR]
 MODEL = "Org/Tiny-1B"
 KEY = "sk-upstream-0123456789"
 USERS = 24
+DOWN = "http://127.0.0.1:9"
+"""The discard port: nobody listens there."""
 
 
 @dataclass(frozen=True)
@@ -121,15 +126,27 @@ def test_a_cycle_over_answers_without_tokens_abstains_and_says_how_many(recorder
     assert "model" not in found
 
 
-def test_a_server_that_is_down_keeps_nothing_from_starting_when_its_model_is_named(recorder: Deployment) -> None:
-    world = recorder.world
-    down = "http://127.0.0.1:9"
-    refused = world.tidegate("serve", "--upstream", down, timeout_s=60)
+def test_what_cannot_be_asked_for_its_model_is_not_served(recorder: Deployment) -> None:
+    refused = recorder.world.tidegate("serve", "--upstream", DOWN, timeout_s=60)
     assert refused.returncode == 1
     assert "cannot be reached" in refused.stderr
-    log = world.tidegate("serve", "--upstream", "http://user:hunter2@host", timeout_s=60)
-    assert log.returncode == 2
-    assert "hunter2" not in log.stderr
+    wrong = recorder.world.tidegate("serve", "--upstream", "http://user:hunter2@host", timeout_s=60)
+    assert wrong.returncode == 2
+    assert "user or password" in wrong.stderr
+    assert "hunter2" not in wrong.stderr
+
+
+async def test_a_server_that_is_down_and_whose_model_is_named_is_waited_for(tmp_path: Path) -> None:
+    world = LoopWorld(tmp_path / "world", tmp_path / "no such model")
+    settings = load_settings(world.config, {"engine": {"kind": "openai", "url": DOWN, "model": MODEL}})
+    async with running(settings, say=lambda line: None) as address, ClientSession() as session:
+        async with session.get(f"{address.url}/readyz") as ready:
+            assert ready.status == 503
+            assert "cannot be reached" in (await ready.json())["error"]["message"]
+        body = {"model": MODEL, "messages": MESSAGES}
+        async with session.post(f"{address.url}/v1/chat/completions", json=body) as answer:
+            assert (answer.status, answer.headers["retry-after"]) == (503, "1")
+            assert (await answer.json())["error"]["code"] == "engine_unavailable"
 
 
 def test_adapters_are_published_into_a_vllm_server_and_taken_back(tmp_path: Path) -> None:

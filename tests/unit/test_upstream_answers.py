@@ -94,6 +94,10 @@ def test_one_token_that_is_lacking_takes_all_with_it(what: str, broken: Any) -> 
 def test_an_answer_whose_prompt_is_unknown_has_no_tokens() -> None:
     fold = read(chunk(part(ids=[1, 2, 3], content="abc", reason="stop"), usage=USAGE))
     assert (only(fold).token_exact, fold.prompt_token_ids) == (False, ())
+    reader = AnswerReader(call(), distribution_known=True)  # nor has one that breaks off before any count
+    _, delta = reader.read(chunk(part(ids=[1], content="a")))
+    assert isinstance(delta, TokenDelta)
+    assert (delta.token_ids, delta.token_exact) == ((), False)
 
 
 def test_logprobs_without_ids_reach_the_client_and_not_the_record() -> None:

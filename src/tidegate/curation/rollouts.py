@@ -144,12 +144,20 @@ def _checked_lines(path: Path, expected: str) -> list[dict[str, Any]]:
     return [json.loads(line) for line in lines if line]
 
 
+_MARKS = ("token_exact", "distribution_known")
+
+
 def _lines(things: Sequence[Judged | Fresh]) -> bytes:
     """One JSON object a line. Keys keep their order, which chat templates render; all but ASCII is escaped, because
     half a surrogate pair has no bytes of its own."""
     return "".join(
-        f"{json.dumps(asdict(thing), separators=(',', ':'), allow_nan=False)}\n" for thing in things
+        f"{json.dumps(asdict(thing, dict_factory=_told), separators=(',', ':'), allow_nan=False)}\n" for thing in things
     ).encode()
+
+
+def _told(fields: list[tuple[str, Any]]) -> dict[str, Any]:
+    """Marks that say nothing unusual are left out: the same answers are the same bytes as before there were marks."""
+    return {name: value for name, value in fields if not (name in _MARKS and value is True)}
 
 
 def _episode(values: Mapping[str, Any]) -> Episode:
