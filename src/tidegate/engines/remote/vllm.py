@@ -167,8 +167,9 @@ class VllmEngine:
             differences = [0.0 for _ in others]
             for messages in prompts:
                 token_ids = await self._answered(messages, against)
+                mine = await self._asked_twice(name, token_ids)
                 for position, other in enumerate(others):
-                    found = await self._difference(name, other, token_ids)
+                    found = _difference(mine, await self._asked_twice(other, token_ids))
                     differences[position] = max(differences[position], found)
         return ProbeResult(name=name, sha256=sha256, max_logit_difference=min(differences))
 
@@ -285,13 +286,15 @@ class VllmEngine:
             raise EngineError(f"{self._upstream.url} gives no token ids; vLLM 0.10.2 or later does, when asked")
         return token_ids
 
-    async def _difference(self, name: str, other: str | None, token_ids: Sequence[int]) -> float:
-        """In nats; 0 when it could be noise."""
-        first = [await self.sequence_logprobs(adapter, token_ids) for adapter in (name, other)]
-        again = [await self.sequence_logprobs(adapter, token_ids) for adapter in (name, other)]
-        noise = max(_distance(one, two) for one, two in zip(first, again, strict=True))
-        found = _distance(first[0], first[1])
-        return found if found > _NOISE_FACTOR * noise else 0.0
+    async def _asked_twice(self, adapter: str | None, token_ids: Sequence[int]) -> tuple[Sequence[float], ...]:
+        return tuple([await self.sequence_logprobs(adapter, token_ids) for _ in range(2)])
+
+
+def _difference(ours: Sequence[Sequence[float]], theirs: Sequence[Sequence[float]]) -> float:
+    """In nats, of two sets of weights that were asked twice; 0 when it could be noise."""
+    noise = max(_distance(*ours), _distance(*theirs))
+    found = _distance(ours[0], theirs[0])
+    return found if found > _NOISE_FACTOR * noise else 0.0
 
 
 def _distance(one: Sequence[float], other: Sequence[float]) -> float:
