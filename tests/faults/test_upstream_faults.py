@@ -192,6 +192,13 @@ async def test_every_setting_is_spelled_out_for_vllm() -> None:
         await answer(engine, call(temperature=0.7))
         told = {name: server.body[name] for name in ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")}
         assert told == {"temperature": 0.7, "top_p": 1.0, "top_k": -1, "min_p": 0.0, "repetition_penalty": 1.0}
+        assert "response_format" not in server.body
+        await answer(engine, call(json_schema='{"type":"object","properties":{"z":{},"a":{}}}'))
+        schema = {"type": "object", "properties": {"z": {}, "a": {}}}
+        assert server.body["response_format"] == {
+            "type": "json_schema",
+            "json_schema": {"name": "answer", "schema": schema, "strict": True},
+        }
 
 
 @pytest.mark.parametrize(("raw", "temperature", "known"), [(True, 1.0, True), (True, 0.7, False), (False, 0.7, True)])

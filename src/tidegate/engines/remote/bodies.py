@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import json
 from typing import Any
 
 from tidegate.core.types import GenerationRequest, Sampling
 
+_SCHEMA_NAME = "answer"  # OpenAI wants one; nothing reads it
 _ONLY_WITH_TOOLS = ("tool_choice", "parallel_tool_calls")
 
 
@@ -69,6 +71,9 @@ def _optional(sampling: Sampling) -> dict[str, Any]:
         fields["seed"] = sampling.seed
     if sampling.stop:
         fields["stop"] = list(sampling.stop)
+    if sampling.json_schema is not None:
+        schema = {"name": _SCHEMA_NAME, "schema": json.loads(sampling.json_schema), "strict": True}
+        fields["response_format"] = {"type": "json_schema", "json_schema": schema}
     return fields
 
 
