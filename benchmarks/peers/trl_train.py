@@ -52,12 +52,15 @@ with tempfile.TemporaryDirectory() as folder:
         rows = [{"input_ids": e["token_ids"], "completion_mask": e["loss_mask"]} for e in examples]
         trainer: Any = SFTTrainer(
             model=model,
-            args=SFTConfig(output_dir=folder, per_device_train_batch_size=8, max_length=None, packing=False, **common),
+            args=SFTConfig(
+                output_dir=folder, per_device_train_batch_size=8, max_length=None, packing=False,
+                completion_only_loss=True, **common,
+            ),
             train_dataset=Dataset.from_list(rows),
             processing_class=tokenizer,
             peft_config=lora,
             callbacks=[Stopwatch()],
-        )
+        )  # fmt: skip
     else:
         from trl import GRPOConfig, GRPOTrainer
 
