@@ -45,6 +45,7 @@ RATE = "5e-4"
 SHOWN, CALL_PROMPTS, CALL_ANSWERS, CALL_SINGLES, CALL_UNSEEN = 32, 24, 4, 96, 128
 CALLS = Sampling(temperature=0.7, max_tokens=96)
 _SPLIT_SEED = 0
+_SHARE = "share"
 
 Peer = Callable[[SmallAgent, Sequence[Any], AdapterRef, str], AdapterRef]
 
@@ -57,6 +58,7 @@ class _Figures:
         self._values: defaultdict[tuple[str, str], list[float]] = defaultdict(list)
 
     def add(self, metric: str, unit: str, value: float) -> None:
+        """One seed's value; of success more is better, of tokens and divergence less."""
         self._values[metric, unit].append(value)
         _say(f"{self._agent}: {metric}: {value:.3f} {unit}")
 
@@ -66,7 +68,8 @@ class _Figures:
     def _rows(self, metric: str, unit: str, values: Sequence[float]) -> list[Row]:
         """Mean, and half the width of its 95 % band."""
         name = f"{self._agent}: {metric}"
-        rows = [measured("learn", f"{name}, mean", unit, [statistics.fmean(values)], better="higher")]
+        better = "higher" if unit == _SHARE else "lower"
+        rows = [measured("learn", f"{name}, mean", unit, [statistics.fmean(values)], better=better)]
         if len(values) > 1:
             half = float(stats.t.ppf(0.975, len(values) - 1)) * statistics.stdev(values) / math.sqrt(len(values))
             rows.append(measured("learn", f"{name}, 95 % band +-", unit, [half], better="lower"))
@@ -158,9 +161,9 @@ async def _compare(trial: _Trial, agent: SmallAgent, first: AdapterRef, asked: _
     _say(f"seed {seed}: {len(right)} of {len(scored)} right in groups, {len(right_single)} of {len(scored_single)}")
     ways: dict[str, Callable[[], AdapterRef]] = {
         "seed model": lambda: first,
-        "STaR, groups": lambda: agent.train(right, first, seed, epochs=3),
+        "STaR, groups": lambda: agent.train(right, first, seed, epochs=3) if right else first,
         "GRPO, groups": lambda: agent.train(scored, first, seed, **GRPO),
-        "STaR, singletons": lambda: agent.train(right_single, first, seed, epochs=3),
+        "STaR, singletons": lambda: agent.train(right_single, first, seed, epochs=3) if right_single else first,
         "REINFORCE with slice baseline, singletons": lambda: agent.train(scored_single, first, seed, **SLICE),
     }
     if peer is not None:
@@ -168,14 +171,10 @@ async def _compare(trial: _Trial, agent: SmallAgent, first: AdapterRef, asked: _
         if trial.both_rates:
             ways[f"{_PEER}, groups, rate {RATE}"] = lambda: peer(agent, scored, first, RATE)
     for name, train in ways.items():
-        try:
-            adapter = train()
-        except TrainingError as error:  # nothing was right: the result is the seed model
-            _say(f"seed {seed}: {name}: {error}")
-            adapter = first
+        adapter = train()
         reference = None if adapter is first else first
         found = await agent.ask(adapter, asked.unseen, samples=1, seed=9000 + seed, reference=reference)
-        figures.add(f"{name}: held-out success", "share", found.success)
+        figures.add(f"{name}: held-out success", _SHARE, found.success)
         if found.kl is not None:
             figures.add(f"{name}: KL", "nats/token", found.kl)
     try:

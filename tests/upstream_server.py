@@ -39,6 +39,7 @@ class Faults:
     end_after: int | None = None
     garbage_after: int | None = None
     error_after: int | None = None
+    dying_words: str = "the scheduler died"
     hold_after: int | None = None
     finish_reason: str | None = None
     lose_token: int | None = None
@@ -218,9 +219,9 @@ class UpstreamServer:
             request.transport.abort()
             raise ConnectionResetError
         if number == faults.garbage_after:
-            await response.write(b"data: {broken\n\n")
+            await response.write(f"data: {{broken, {faults.dying_words}\n\n".encode())
         if number == faults.error_after:
-            await write(response, {"error": {"message": "the scheduler died", "type": "server_error", "code": 500}})
+            await write(response, {"error": {"message": faults.dying_words, "type": "server_error", "code": 500}})
         return number != faults.end_after
 
     def _parts(self, body: dict[str, Any], prompt: list[int]) -> Iterator[tuple[dict[str, Any], int]]:

@@ -2,7 +2,8 @@
 
 Runs in an environment that holds TRL and nothing of Tidegate. ``RATE`` is a learning rate or ``default``; everything
 else is TRL's default except what the data fixes: as many answers a prompt and a step as were recorded. The recorded
-answers and their rewards stand in for the generation; each is trained on once, for equal generated tokens.
+answers and their rewards stand in for the generation and are trained on once. TRL takes groups of one size: prompts
+with fewer answers than most have are left out, and of more the last ones; the last line says how many answers remain.
 """
 
 from __future__ import annotations

@@ -252,7 +252,7 @@ async def test_an_engine_without_adapters_says_what_it_is(kit: Kit, tmp_path: Pa
     if not kit.recorder_only:
         pytest.skip("this engine has adapters")
     ref = write_adapter(tmp_path / "a", kit.model_dir)
-    with pytest.raises(AdapterError, match="this upstream can't load adapters: recorder only"):
+    with pytest.raises(AdapterError, match="this upstream takes no adapters: recorder only"):
         await kit.engine.load(ref)
     await kit.engine.unload("a")
     assert await kit.engine.list_adapters() == ()

@@ -108,6 +108,14 @@ async def test_a_key_goes_into_one_header_and_into_no_message(caplog: pytest.Log
         server.faults.status, server.faults.message = 500, f"cannot serve {KEY}"
         _, error = await part_of(engine, call())
         assert KEY not in str(error)
+        server.faults.status, server.faults.error_after = None, 2
+        server.faults.dying_words = f"cannot serve {KEY}"
+        _, error = await part_of(engine, call())
+        assert "cannot serve (key)" in str(error)
+        server.faults.error_after, server.faults.garbage_after = None, 2
+        _, error = await part_of(engine, call())
+        assert "(key)" in str(error)
+        assert KEY not in str(error)
     async with openai_engine(key="another", limits={"key": KEY}) as (plain, _):
         _, error = await part_of(plain, call())
         assert "does not accept our key" in str(error)
@@ -141,7 +149,7 @@ async def test_a_redirect_is_not_followed() -> None:
     [
         ({"reset_after": 4}, "the connection broke"),
         ({"end_after": 4}, "without '\\[DONE\\]'"),
-        ({"garbage_after": 4}, "sent '{broken'"),
+        ({"garbage_after": 4}, "sent '{broken, the scheduler died'"),
         ({"error_after": 4}, "the scheduler died"),
     ],
 )

@@ -243,6 +243,12 @@ def test_sealed_traffic_never_shares_a_place_with_open_traffic(sealed: str, same
         ({"url": OPEN}, "database.url is set and database.sealed_url is not"),
         ({"sealed_url": SEALED}, "database.sealed_url is set and database.url is not"),
         ({"password": "hush"}, "database.password has no effect without database.url"),
+        ({"sealed_password": "hush"}, "database.sealed_password has no effect without database.sealed_url"),
+        ({"sealed_url": SEALED, "url": "postgresql://u:hush@h/d", "password": "hush"}, "database.url holds a password"),
+        (
+            {"url": OPEN, "sealed_url": "postgresql://u@h/s?password=hush", "sealed_password": "hush"},
+            "sealed_url holds a",
+        ),
         ({"url": "mysql://u:hush@h/d", "sealed_url": SEALED}, "database.url: .*scheme is not 'postgresql'"),
         ({"url": "sqlite:///hush.db", "sealed_url": SEALED}, "database.url: .*scheme is not 'postgresql'"),
         ({"url": "postgresql://u:hu@sh@h/d", "sealed_url": SEALED}, "not percent-encoded"),

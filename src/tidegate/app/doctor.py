@@ -93,10 +93,13 @@ def _finding(check: str, run: Callable[[], str]) -> Finding:
 
 
 def _packages(settings: Settings) -> Iterator[Finding]:
-    wanted: dict[str, tuple[str, ...]] = {
-        "embedded": ("torch", "transformers", "peft"),
-        "tasks": ("openai", "reasoning_gym"),
-    }
+    wanted: dict[str, tuple[str, ...]] = {"tasks": ("openai", "reasoning_gym")}
+    if settings.engine.kind == "embedded":
+        wanted["embedded"] = ("torch", "transformers", "peft", "llguidance")
+    elif settings.engine.kind == "vllm":  # trains here what serves there
+        wanted["embedded"] = ("torch", "transformers", "peft")
+    if settings.training.backend == "trl":
+        wanted["trl"] = ("trl", "datasets")
     if settings.database.url is not None:
         wanted["postgres"] = ("psycopg",)
     for extra, modules in wanted.items():

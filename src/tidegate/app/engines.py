@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
 
 from tidegate.config import Settings
+from tidegate.config.engine import RECORDER_ONLY
 from tidegate.core.errors import ConfigError
 from tidegate.ports import Engine
 
@@ -50,12 +51,10 @@ async def with_upstream_model(settings: Settings) -> Settings:
     """The settings with the name of the upstream's model filled in, if there is an upstream that lists just one.
 
     Raises:
-        ConfigError: it lists none or several and ``engine.model`` names none, or the settings contradict themselves.
+        ConfigError: it lists none or several and ``engine.model`` names none.
         EngineError: it cannot be asked.
     """
     if settings.engine.kind == "embedded":
-        if settings.engine.url is not None:
-            raise ConfigError("engine.url is set, but engine.kind is 'embedded'; set it to 'vllm' or 'openai'")
         return settings
     from tidegate.engines.remote.models import only_model  # noqa: PLC0415 - an HTTP client that embedded does not need
 
@@ -91,10 +90,7 @@ def resolve_base(settings: Settings, *, progress: Callable[[str], None] | None =
         ModelError: it cannot be used.
     """
     if settings.engine.kind == "openai":
-        raise ConfigError(
-            "engine.kind is 'openai', which records and does not train: the weights are not here; set 'vllm' or "
-            "'embedded' and model.path"
-        )
+        raise ConfigError(f"engine.kind is 'openai': {RECORDER_ONLY}, and model.path to the weights")
     from tidegate.engines.model_cache import resolve_model  # noqa: PLC0415 - pulls in torch when converting
 
     return resolve_model(settings.model.path, progress=progress)

@@ -77,10 +77,16 @@ class DatabaseSettings(Section):
                 f"database.url and database.sealed_url name the same place, {self.shown_url!r}; sealed traffic lies in "
                 "a database or schema of its own, which training cannot read: name another one"
             )
-        if self.url is None and (self.password is not None or self.sealed_password is not None):
-            raise ValueError(
-                "database.password has no effect without database.url: set that, or leave the password out"
-            )
+        for secret, url in (("password", "url"), ("sealed_password", "sealed_url")):
+            if getattr(self, secret) is None:
+                continue
+            address = getattr(self, url)
+            if address is None:
+                raise ValueError(f"database.{secret} has no effect without database.{url}: set that, or leave it out")
+            if _holds_password(address):
+                raise ValueError(
+                    f"database.{url} holds a password and database.{secret} is another: leave one of them out"
+                )
         return self
 
     def shown(self) -> dict[str, str | None]:
@@ -96,6 +102,11 @@ class DatabaseSettings(Section):
     def shown_url(self) -> str | None:
         """``url`` without its password."""
         return None if self.url is None else without_password(self.url.get_secret_value())
+
+
+def _holds_password(secret: SecretStr) -> bool:
+    parts = urlsplit(secret.get_secret_value())
+    return parts.password is not None or "password" in dict(parse_qsl(parts.query))
 
 
 def _place(secret: SecretStr) -> tuple[object, ...]:

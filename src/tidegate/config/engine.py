@@ -1,11 +1,12 @@
-"""Which engine answers: one in this process, or a server that somebody else runs, by URL."""
+"""Which engine answers: one in this process, or a server outside it, by URL."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Annotated, Literal
 from urllib.parse import urlsplit
 
-from pydantic import AfterValidator, Field
+from pydantic import AfterValidator, Field, model_validator
 
 from tidegate.config.fields import Finite, Section
 
@@ -32,8 +33,18 @@ def upstream_url(value: str) -> str:
     return f"{parts.scheme}://{host}{'' if port is None else f':{port}'}{path}"
 
 
+_REMOTE = ("vllm", "openai")
+_READ_WITH: Mapping[str, tuple[str, ...]] = {
+    **dict.fromkeys(("url", "model", "api_key_env", "connect_timeout_s", "read_timeout_s"), _REMOTE),
+    "logprobs": ("vllm",),
+}
+"""With which kinds a setting is read at all."""
+
+RECORDER_ONLY = "this upstream takes no adapters: recorder only; for learning set engine.kind to 'vllm' or 'embedded'"
+
+
 class EngineSettings(Section):
-    """What answers. With 'vllm' and 'openai' that is a server of yours, and Tidegate stands in front of it."""
+    """What answers. With 'vllm' and 'openai' that is a server outside this process, by URL."""
 
     kind: Literal["embedded", "vllm", "openai"] = Field(
         default="embedded",
@@ -61,3 +72,17 @@ class EngineSettings(Section):
         description="What a vLLM server states, as its --logprobs-mode says: 'raw' log-probabilities are those of "
         "temperature 1, so that answers at other temperatures train without importance weights.",
     )
+
+    @model_validator(mode="after")
+    def _take_effect(self) -> EngineSettings:
+        """Refuse what the kind would silently ignore, and a kind that lacks what it needs."""
+        for name, kinds in _READ_WITH.items():
+            value, default = getattr(self, name), type(self).model_fields[name].default
+            if value != default and self.kind not in kinds:
+                raise ValueError(
+                    f"{name} = {value!r} has no effect on kind = {self.kind!r}; leave it out, or set kind to "
+                    f"{' or '.join(map(repr, kinds))}"
+                )
+        if self.kind != "embedded" and self.url is None:
+            raise ValueError(f"kind = {self.kind!r} and url is missing; set it to http://HOST:PORT")
+        return self

@@ -107,14 +107,14 @@ class TrainingSettings(Section):
                 f"averaging = {list(self.averaging)!r} with restart = {self.restart!r}: the way from the champion to "
                 "the challenger needs restart = 'champion'"
             )
-        for other, settings in _READ_ONLY_WITH.items():
+        for other, settings in _READ_WITH.items():
             chosen = getattr(self, other)
             for name, readers in settings.items():
                 value, default = getattr(self, name), type(self).model_fields[name].default
                 if value != default and chosen not in readers:
                     raise ValueError(
-                        f"{name} = {value!r} has no effect on {other} = {chosen!r}; leave it {default!r}, or set "
-                        f"{other} to {' or '.join(map(repr, readers))}"
+                        f"{name} = {value!r} has no effect on {other} = {chosen!r}; leave it out, or set {other} to "
+                        f"{' or '.join(map(repr, readers))}"
                     )
         if self.backend == "trl":
             self._require_trl()
@@ -136,7 +136,7 @@ class TrainingSettings(Section):
 
 
 _POLICY = ("grpo", "reinforce", "gspo", "cispo")
-_READ_ONLY_WITH: Mapping[str, Mapping[str, tuple[str, ...]]] = {
+_READ_WITH: Mapping[str, Mapping[str, tuple[str, ...]]] = {
     "objective": {
         "baseline": _POLICY,
         "reward_scale": _POLICY,
@@ -154,7 +154,7 @@ _READ_ONLY_WITH: Mapping[str, Mapping[str, tuple[str, ...]]] = {
 }
 """By the setting that decides it: with which of its values another one is read at all."""
 
-_OF_OTHER_OBJECTIVES = {name for name, readers in _READ_ONLY_WITH["objective"].items() if "sft" not in readers}
+_OF_OTHER_OBJECTIVES = {name for name, readers in _READ_WITH["objective"].items() if "sft" not in readers}
 
 
 def supervised(settings: TrainingSettings) -> TrainingSettings:

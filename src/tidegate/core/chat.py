@@ -39,6 +39,11 @@ class ParsedCompletion:
     invalid: bool
 
 
+def response_format(schema: str) -> JsonObject:
+    """OpenAI's ``response_format`` for a JSON Schema given as JSON text. It wants a name, which nothing here reads."""
+    return {"type": "json_schema", "json_schema": {"name": "answer", "schema": json.loads(schema), "strict": True}}
+
+
 def template_knows_tools(tokenizer: ChatTokenizer) -> bool:
     """Whether the chat template itself renders tools."""
     return "tools" in str(tokenizer.chat_template or "")

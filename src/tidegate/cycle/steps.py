@@ -13,6 +13,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from tidegate.config.engine import RECORDER_ONLY
 from tidegate.core.gate.decisions import Reply, ScreenAbstained, ScreenPassed, reasons_of
 from tidegate.core.selection.sifting import KEPT, REPLAY
 from tidegate.core.types import Candidate, CandidateState, Episode, JsonObject, Outcome, Split, Verdict
@@ -36,8 +37,6 @@ from tidegate.cycle.unseen import AskedInTheOpen, unseen
 from tidegate.ports import CycleStore
 from tidegate.signals import score_episodes, verdict_key
 from tidegate.training import TrainingJob, run_training
-
-RECORDER_ONLY = "the upstream takes no adapters: recorder only; set engine.kind to 'vllm' or 'embedded' to learn"
 
 
 def cycle_steps(stages: CycleStages) -> dict[Step, StepFunction]:

@@ -11,7 +11,11 @@ from tidegate.core.types import AdapterRef, GenerationEvent, GenerationRequest, 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProbeResult:
-    """Proof of what is loaded: the hash of the bytes that were loaded and how far they move the logits."""
+    """Proof of what is loaded: the hash of the bytes that were loaded and how far they move the answers.
+
+    ``max_logit_difference``: 0 where the weights can't be told apart, else the largest difference that is found, in
+    the engine's unit: of next-token logits (embedded) or of log-probabilities in nats (a server that gives no logits).
+    """
 
     name: str
     sha256: str
@@ -53,11 +57,19 @@ class Engine(Protocol):
         ...
 
     async def unload(self, name: str) -> None:
-        """Forget an adapter once no running request uses it. Unknown names are a no-op."""
+        """Forget an adapter once no running request uses it. Unknown names are a no-op.
+
+        Raises:
+            EngineError: the engine failed; it may still hold the adapter.
+        """
         ...
 
     async def list_adapters(self) -> tuple[AdapterRef, ...]:
-        """The adapters that can be named in a request now."""
+        """The adapters that can be named in a request now.
+
+        Raises:
+            EngineError: the engine could not be asked.
+        """
         ...
 
     def generate(self, request: GenerationRequest) -> AsyncIterator[GenerationEvent]:
@@ -67,13 +79,21 @@ class Engine(Protocol):
 
         Raises:
             AdapterError: ``request.adapter`` is not loaded.
+            RequestError: the prompt is longer than the context, or the engine can't do what is asked.
             EngineBusyError: the queue is full.
-            EngineError: the prompt is longer than the context, or the engine failed.
+            EngineUnavailableError, EngineTimeoutError: the engine is away, or silent too long.
+            EngineError: the engine failed.
         """
         ...
 
     async def probe(self, name: str, *, against: str | None, prompts: Sequence[Messages]) -> ProbeResult:
-        """Compare next-token logits of ``name`` with those of ``against`` (None: the base) on ``prompts``."""
+        """Compare what ``name`` and ``against`` (None: the base) make of ``prompts``, at least one.
+
+        Raises:
+            AdapterError: one of them is not loaded.
+            RequestError: there is no prompt, or one is longer than the context.
+            EngineError: the engine failed.
+        """
         ...
 
     async def sequence_logprobs(

@@ -10,14 +10,13 @@ from typing import Any
 
 import openai
 
+from tidegate.core.chat import response_format
 from tidegate.core.errors import ConfigError
 from tidegate.core.rollout import DEFAULT_MAX_CALLS, run_episode
 from tidegate.core.types import Choice, Messages, Outcome, Sampling, Task
 from tidegate.ports import Environment, Verifier
 from tidegate.simulate.client import ChatCall, RequestFailedError, complete, post_feedback
 from tidegate.simulate.results import CallRecord, EpisodeResult
-
-_SCHEMA_NAME = "answer"  # OpenAI wants one; nothing reads it
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -132,8 +131,7 @@ class Player:
         if task.tools:
             parameters["tools"] = [dict(tool) for tool in task.tools]
         if task.json_schema is not None:
-            schema = {"name": _SCHEMA_NAME, "schema": json.loads(task.json_schema)}
-            parameters["response_format"] = {"type": "json_schema", "json_schema": schema}
+            parameters["response_format"] = response_format(task.json_schema)
         if sampling.seed is not None:
             parameters["seed"] = sampling.seed + index * self._options.max_calls + number
         if sampling.stop:

@@ -165,11 +165,11 @@ def _prepare_file(path: Path, *, create: bool) -> None:
                 )
             if head or create:
                 return
-            raise StoreError(f"{where} is empty; 'tidegate init' or 'tidegate serve' makes a new one")
+            raise StoreError(f"{where} is empty; 'tidegate serve' makes a new one")
         if not path.parent.is_dir():
             raise StoreError(f"{where} cannot be made: its directory does not exist; make {str(path.parent)!r} first")
         if not create:
-            raise StoreError(f"{where} does not exist; 'tidegate init' or 'tidegate serve' makes it")
+            raise StoreError(f"{where} does not exist; 'tidegate serve' makes it")
         # Readable by its owner only: it holds what users wrote. SQLite gives its side files the same mode.
         os.close(os.open(path, os.O_CREAT | os.O_RDWR, 0o600))
         fsync_directory(path.parent)

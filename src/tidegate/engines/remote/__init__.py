@@ -1,4 +1,4 @@
-"""Engines that are servers of somebody else's, by URL: vLLM with adapters, and anything with OpenAI's API without."""
+"""Engines that are servers outside this process, by URL: vLLM with adapters, any with OpenAI's API without."""
 
 from tidegate.engines.remote.openai import OpenAIEngine
 from tidegate.engines.remote.upstream import Upstream

@@ -1,4 +1,4 @@
-"""Adapters in a server of somebody else's: checked here before it reads them, and counted while they are used."""
+"""Adapters in a server outside this process: checked here before it reads them, counted while they are used."""
 
 from __future__ import annotations
 

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import json
 from typing import Any
 
+from tidegate.core.chat import response_format
 from tidegate.core.types import GenerationRequest, Sampling
 
-_SCHEMA_NAME = "answer"  # OpenAI wants one; nothing reads it
 _ONLY_WITH_TOOLS = ("tool_choice", "parallel_tool_calls")
 
 
@@ -72,8 +71,7 @@ def _optional(sampling: Sampling) -> dict[str, Any]:
     if sampling.stop:
         fields["stop"] = list(sampling.stop)
     if sampling.json_schema is not None:
-        schema = {"name": _SCHEMA_NAME, "schema": json.loads(sampling.json_schema), "strict": True}
-        fields["response_format"] = {"type": "json_schema", "json_schema": schema}
+        fields["response_format"] = response_format(sampling.json_schema)
     return fields
 
 

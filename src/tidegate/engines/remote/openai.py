@@ -7,6 +7,7 @@ from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
 from typing import Any, NoReturn
 
+from tidegate.config.engine import RECORDER_ONLY
 from tidegate.core.errors import AdapterError, EngineError, RequestError
 from tidegate.core.hashing import content_hash
 from tidegate.core.types import AdapterRef, GenerationEvent, GenerationRequest, Messages
@@ -18,7 +19,6 @@ from tidegate.ports.engine import EngineHealth, ProbeResult
 _log = logging.getLogger(__name__)
 
 HEALTH_TIMEOUT_S = 5.0
-RECORDER_ONLY = "this upstream can't load adapters: recorder only; for learning use engine.kind 'vllm' or 'embedded'"
 _UNKNOWN_FIELD = frozenset({400, 422})
 
 

@@ -62,6 +62,8 @@ class RefusedError(Exception):
                 error = EngineBusyError(told, retry_after_s=self.retry_after_s)
             case 503:
                 error = EngineUnavailableError(told, retry_after_s=self.retry_after_s)
+            case 404:
+                error = EngineError(f"{self}; see engine.url and engine.model")
             case 301 | 302 | 303 | 307 | 308:
                 error = EngineError(f"{self.where} redirects, which is not followed; set engine.url to its target")
             case _:
@@ -135,11 +137,16 @@ class Upstream:
                     "'text/event-stream' is expected: is it a server with OpenAI's API?"
                 )
             events = EventReader()
-            with self._failures(path):
-                while not events.done and (piece := await response.content.readany()):
-                    for event in events.feed(piece):
-                        yield event
-            events.finish()
+            try:
+                with self._failures(path):
+                    while not events.done and (piece := await response.content.readany()):
+                        for event in events.feed(piece):
+                            yield self._speakable(event)
+                events.finish()
+            except EngineError as error:
+                if self._key and self._key in str(error):
+                    raise EngineError(self._without_key(str(error))) from None
+                raise
             await _to_its_end(response)
 
     @asynccontextmanager
@@ -180,10 +187,17 @@ class Upstream:
 
     async def _refusal(self, response: aiohttp.ClientResponse, path: str) -> RefusedError:
         text = (await _read(response, MAX_ERROR_BYTES)).decode(errors="replace")
-        message = _error_message(text)
-        if self._key:
-            message = message.replace(self._key, "(key)")
-        return RefusedError(f"{self.url}{path}", response.status, _cut(message), _retry_after_s(response.headers))
+        message = _cut(self._without_key(_error_message(text)))
+        return RefusedError(f"{self.url}{path}", response.status, message, _retry_after_s(response.headers))
+
+    def _speakable(self, event: JsonObject) -> JsonObject:
+        """An event whose error, if it is one, may be repeated."""
+        if not event.get("error"):
+            return event
+        return {"error": _cut(self._without_key(_error_message(json.dumps({"error": event["error"]}))))}
+
+    def _without_key(self, text: str) -> str:
+        return text.replace(self._key, "(key)") if self._key else text
 
     @contextmanager
     def _failures(self, path: str, timeout_s: float | None = None) -> Generator[None]:
@@ -193,10 +207,14 @@ class Upstream:
             yield
         except aiohttp.ConnectionTimeoutError as error:
             raise EngineTimeoutError(
-                f"{where}: no connection within {self._connect_timeout_s:g} s ('engine.connect_timeout_s')"
+                f"{where}: no connection within {self._connect_timeout_s:g} s; look whether the server runs, or raise "
+                "engine.connect_timeout_s"
             ) from error
         except TimeoutError as error:
-            limit = f"{self._read_timeout_s:g} s ('engine.read_timeout_s')" if timeout_s is None else f"{timeout_s:g} s"
+            if timeout_s is not None:
+                limit = f"{timeout_s:g} s"
+            else:
+                limit = f"{self._read_timeout_s:g} s; look what the server does, or raise engine.read_timeout_s"
             raise EngineTimeoutError(f"{where}: no answer within {limit}") from error
         except (aiohttp.ClientConnectorError, ssl.SSLError) as error:
             raise EngineUnavailableError(
