@@ -43,7 +43,7 @@ def interaction(id_: str = "i1", *, episode: str = "e1", at: float = 1.0, **chan
         created_at=at,
         messages=({"role": "user", "content": "grüß dich 👋\x00", "name": "a"},),
         tools=({"type": "function", "function": {"name": "calc", "description": "d"}},),
-        sampling=Sampling(temperature=0.7, stop=("\n",), seed=2**80, n=2, json_schema='{"z":1,"a":2}'),
+        sampling=Sampling(temperature=0.7, stop=("\n",), seed=2**80, n=2),
         prompt_token_ids=(1, 2, 49151),
         choices=(
             Choice(index=0, token_ids=(5, 6), logprobs=(-0.5, -1.25), text="hi"),

@@ -43,7 +43,8 @@ def store(make_store: Callable[[Role], Store]) -> Store:
 
 
 def test_an_interaction_comes_back_exactly_as_it_was(store: Store):
-    record = interaction()
+    schema = '{"type":"object","properties":{"z":{},"a":{"const":"\u00e9"}}}'
+    record = interaction(sampling=Sampling(temperature=0.7, stop=("\n",), seed=2**80, n=2, json_schema=schema))
     assert store.append_interactions([record]) == 1
     found = store.get_interaction("i1")
     assert found == record

@@ -144,7 +144,7 @@ def _checked_lines(path: Path, expected: str) -> list[dict[str, Any]]:
     return [json.loads(line) for line in lines if line]
 
 
-_MARKS = ("token_exact", "distribution_known")
+_USUAL: Mapping[str, Any] = {"token_exact": True, "distribution_known": True, "json_schema": None}
 
 
 def _lines(things: Sequence[Judged | Fresh]) -> bytes:
@@ -156,8 +156,8 @@ def _lines(things: Sequence[Judged | Fresh]) -> bytes:
 
 
 def _told(fields: list[tuple[str, Any]]) -> dict[str, Any]:
-    """Marks that say nothing unusual are left out: the same answers are the same bytes as before there were marks."""
-    return {name: value for name, value in fields if not (name in _MARKS and value is True)}
+    """What says nothing unusual is left out: the same answers are the same bytes as before there were these fields."""
+    return {name: value for name, value in fields if name not in _USUAL or value != _USUAL[name]}
 
 
 def _episode(values: Mapping[str, Any]) -> Episode:
