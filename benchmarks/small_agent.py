@@ -27,7 +27,7 @@ from tidegate.engines.embedded import EmbeddedEngine
 from tidegate.gate import Arm, Grading
 from tidegate.gate.arms import loaded
 from tidegate.gate.evaluate import Call
-from tidegate.gate.screening import reference_kl
+from tidegate.gate.screening import measured_calls, reference_kl
 from tidegate.signals.environments import builtin_environments
 from tidegate.signals.tasks.generate import demonstrations, generate_tasks
 from tidegate.signals.verifiers import builtin_verifiers
@@ -138,7 +138,7 @@ class SmallAgent:
     ) -> Generated:
         """Several answers to each task, and their divergence from what ``reference`` would say."""
         judged: list[Judged] = []
-        calls: list[Call] = []
+        calls: dict[str, list[Call]] = {}
         tokens = faults = 0
         arm = Arm.of(adapter, base_sha256=self._engine.base_sha256)
         sampler = Sampler(
@@ -164,11 +164,11 @@ class SmallAgent:
                     asked = Asked(task=task, user_key=task_id, solved=0, judged=0)
                     judged.append(sampler.record(asked, found, draw=str(draw)))
                     tokens += sum(len(call.choice.token_ids) for call in found.calls)
-                    calls += found.calls
+                    calls.setdefault(task_id, []).extend(found.calls)
             kl = None
             if reference is not None:
                 other = Arm.of(reference, base_sha256=self._engine.base_sha256)
-                kl = await reference_kl(self._engine, arm, other, calls)
+                kl = await reference_kl(self._engine, arm, other, measured_calls(calls, salt=arm.sha256))
         return Generated(
             judged=tuple(judged), tokens=tokens, faults=faults, kl=None if kl is None else kl.nats_per_token
         )

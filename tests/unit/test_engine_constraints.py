@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import math
 from collections.abc import AsyncGenerator
@@ -14,7 +15,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from engine_fixtures import answer, byte_tokenizer, call, running, write_tiny_model
-from tidegate.core.errors import EngineError, RequestError
+from tidegate.core.errors import RequestError
 from tidegate.core.hashing import ordered_json
 from tidegate.core.types import FinishReason, TokenDelta
 from tidegate.engines.embedded.constraints import Constraint, Grammars
@@ -117,7 +118,11 @@ async def test_the_same_seed_says_the_same(engine: EmbeddedEngine) -> None:
         ({"type": "wrong"}, "Invalid type: wrong"),
         ({"type": "object", "unevaluatedProperties": False}, "unevaluatedProperties"),
         ({"$ref": "https://example.com/schema"}, "not present in a registry"),
-        ({"type": "string", "pattern": "(?=x)"}, "look-around"),
+        ({"type": "string", "pattern": "(?=x)"}, "regex parse error"),
+        ({"type": "integer", "multipleOf": 999983}, "multipleOf is 999983; at most 1000"),
+        ({"properties": {f"p{n}": {} for n in range(257)}}, "257 properties; at most 256"),
+        ({"$ref": "#"}, "held to"),
+        ({"const": "<|im_end|>x"}, "a token of the model's own"),
     ],
 )
 async def test_a_schema_that_cannot_be_held_to_is_refused(
@@ -138,7 +143,7 @@ async def test_a_constraint_that_breaks_ends_only_its_own_call(
         return torch.zeros(self._vocabulary_size, dtype=torch.bool)
 
     monkeypatch.setattr(Constraint, "allowed", nothing)
-    with pytest.raises(EngineError, match=r"can't be held to its JSON schema any further \(too complex\)"):
+    with pytest.raises(RequestError, match=r"can't be held to its JSON schema any further \(too complex\)"):
         await answer(engine, held(POINT))
     _, (choice,) = await answer(engine, call("go", max_tokens=5))
     assert len(choice.token_ids) == 5
@@ -156,8 +161,13 @@ def allows(constraint: Constraint) -> set[int]:
     return set(mask.nonzero()[:, 0].tolist())
 
 
+def constraint_of(schema: Any) -> Constraint:
+    (made,) = asyncio.run(GRAMMARS.constraints(ordered_json(schema), 1))
+    return made
+
+
 def test_the_end_is_allowed_only_when_the_answer_is_whole() -> None:
-    constraint = GRAMMARS.constraint(ordered_json({"type": "integer", "minimum": 1, "maximum": 12}))
+    constraint = constraint_of({"type": "integer", "minimum": 1, "maximum": 12})
     digits = {TOKENIZER.convert_tokens_to_ids(digit) for digit in "123456789"}
     assert allows(constraint) == digits
     constraint.accept(TOKENIZER.convert_tokens_to_ids("1"))
@@ -169,16 +179,15 @@ def test_the_end_is_allowed_only_when_the_answer_is_whole() -> None:
 
 
 def test_constraints_of_one_schema_do_not_share_their_place() -> None:
-    schema = ordered_json({"enum": ["ab"]})
-    one, other = GRAMMARS.constraint(schema), GRAMMARS.constraint(schema)
+    one, other = asyncio.run(GRAMMARS.constraints(ordered_json({"enum": ["ab"]}), 2))
     before = allows(other)
     one.accept(TOKENIZER.convert_tokens_to_ids('"'))
     assert allows(one) != before
-    assert allows(other) == before == allows(GRAMMARS.constraint(schema))
+    assert allows(other) == before == allows(constraint_of({"enum": ["ab"]}))
 
 
 def test_a_token_that_was_not_allowed_is_a_fault() -> None:
-    constraint = GRAMMARS.constraint(ordered_json({"enum": [1]}))
+    constraint = constraint_of({"enum": [1]})
     constraint.accept(TOKENIZER.convert_tokens_to_ids("2"))
     assert constraint.fault
     assert allows(constraint) == set()
@@ -190,7 +199,7 @@ SCALARS = st.one_of(st.integers(-99, 99), st.booleans(), st.none(), st.text('aé
 @settings(max_examples=60, suppress_health_check=[HealthCheck.too_slow])
 @given(st.lists(SCALARS, min_size=1, max_size=4, unique_by=repr), st.randoms(use_true_random=False))
 def test_any_walk_through_what_is_allowed_is_one_of_the_values(values: list[Any], chance: Any) -> None:
-    constraint = GRAMMARS.constraint(ordered_json({"enum": values}))
+    constraint = constraint_of({"enum": values})
     said: list[int] = []
     while (token := chance.choice(sorted(allows(constraint)))) != 2:
         constraint.accept(token)

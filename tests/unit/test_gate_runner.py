@@ -44,9 +44,20 @@ from tidegate.core.gate import (
 from tidegate.core.gate.live_state import QUARANTINE
 from tidegate.core.gate.policy import CollapseRules
 from tidegate.core.statistics import betting_p_value
-from tidegate.core.types import AdapterRef, Answer, AuditRecord, GenerationRequest, JsonObject, Outcome, Sampling, Task
+from tidegate.core.types import (
+    AdapterRef,
+    Answer,
+    AuditRecord,
+    Choice,
+    GenerationRequest,
+    JsonObject,
+    Outcome,
+    Sampling,
+    Task,
+)
 from tidegate.gate import Arm, KeyPair, verify_certificate
-from tidegate.gate.screening import MAX_KL_CALLS
+from tidegate.gate.evaluate import Call
+from tidegate.gate.screening import MAX_KL_CALLS, measured_calls
 from tidegate.ports.signals import Judgement
 
 
@@ -707,7 +718,10 @@ async def test_at_most_so_many_calls_are_measured(world: GateWorld) -> None:
     world.policy = make_policy(screen__kl_budget=0.04)
     tasks = [make_task(f"d{n:03}", with_tools=True) for n in range(40)]
     body = (await world.screen("good", 0.8, tasks)).record.body
-    assert (body["kl"]["calls"], body["kl"]["tokens"]) == (MAX_KL_CALLS, 32 * 1 + 32 * 2)
+    assert (body["kl"]["calls"], body["kl"]["tokens"]) == (
+        MAX_KL_CALLS,
+        40 * 1 + 24 * 2,
+    )  # each task's first call first
     assert len(world.engine.scored) == 2 * MAX_KL_CALLS
 
 
@@ -739,7 +753,7 @@ async def test_a_divergence_stands_only_for_the_anchor_that_it_was_measured_agai
     assert again.record.seq == first.record.seq + 1
 
 
-@pytest.mark.parametrize("logprob", [-math.inf, math.nan, 1e4])
+@pytest.mark.parametrize("logprob", [-math.inf, math.nan, math.inf])
 async def test_a_divergence_that_is_not_finite_stops_the_gate(world: GateWorld, logprob: float) -> None:
     world.policy = make_policy(screen__kl_budget=0.05)
     world.engine.logprob = {None: logprob}
@@ -747,6 +761,37 @@ async def test_a_divergence_that_is_not_finite_stops_the_gate(world: GateWorld, 
         await world.screen("good", 0.8, make_tasks(30, "d"))
     assert world.engine.loaded == {}
     assert list(world.audit.read()) == []
+
+
+async def test_a_challenger_that_is_very_far_off_fails_instead_of_stopping_the_gate(world: GateWorld) -> None:
+    world.policy = make_policy(screen__kl_budget=1e6)
+    world.engine.logprob = {"good": -1e4}
+    screened = await world.screen("good", 0.8, make_tasks(30, "d"))
+    assert isinstance(screened.result, ScreenFailed)
+    assert screened.record.body["kl"]["nats_per_token"] == pytest.approx(math.exp(50.0), rel=1e-9)
+    assert verify_audit(world.audit.read()).screens == 1
+
+
+async def test_which_calls_are_measured_depends_on_the_candidate_and_takes_every_task_before_a_second_call(
+    world: GateWorld,
+) -> None:
+    def call(task: str, number: int, **sampling: Any) -> Call:
+        choice = Choice(index=0, token_ids=(5,), logprobs=(-0.1,), text=task)
+        return Call(messages=(), sampling=Sampling(**sampling), prompt_token_ids=(number,), choice=choice)
+
+    made = {f"t{n:03}": [call(f"t{n:03}", 0), call(f"t{n:03}", 1)] for n in range(100)}
+    one, other = (measured_calls(made, salt=salt) for salt in ("a" * 64, "b" * 64))
+    assert len(one) == len(other) == MAX_KL_CALLS
+    assert {c.choice.text for c in one} != {c.choice.text for c in other}
+    assert all(c.prompt_token_ids == (0,) for c in one)
+    assert measured_calls(made, salt="a" * 64) == one
+    few = {"t1": made["t001"], "t2": made["t002"]}
+    assert [c.prompt_token_ids for c in measured_calls(few, salt="s")] == [(0,), (0,), (1,), (1,)]
+    held = {
+        "t1": [call("t1", 0, json_schema="{}")],
+        "t2": [replace(call("t2", 0), choice=replace(one[0].choice, token_ids=()))],
+    }
+    assert measured_calls(held, salt="s") == []
 
 
 async def test_a_policy_with_a_kl_budget_abstains_where_nothing_was_said(world: GateWorld) -> None:

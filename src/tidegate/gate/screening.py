@@ -10,6 +10,7 @@ from typing import Any
 from tidegate.core.errors import GateError
 from tidegate.core.gate.evidence import encode_pairs, paired
 from tidegate.core.gate.screen import ReferenceKl
+from tidegate.core.hashing import content_hash
 from tidegate.core.types import Task
 from tidegate.gate.arms import Arm, loaded, logit_difference
 from tidegate.gate.asking import decoding_from_json, seeded
@@ -17,6 +18,7 @@ from tidegate.gate.collecting import Collector
 from tidegate.gate.evaluate import Call
 from tidegate.ports import Engine
 
+_LARGEST_LOG_RATIO = 50.0
 MAX_KL_CALLS = 64
 """Most calls that the divergence is measured on; each costs two forward passes over its prompt and answer."""
 
@@ -59,7 +61,9 @@ async def screen_evidence(
         episodes = await collector.episodes("challenger", challenger, dev, sampling)
         theirs = await collector.answers("champion", champion, dev, sampling)
         ours = {task_id: episode.answer for task_id, episode in episodes.items()}
-        calls = [call for _, episode in sorted(episodes.items()) for call in episode.calls]
+        calls = measured_calls(
+            {task_id: episode.calls for task_id, episode in episodes.items()}, salt=challenger.sha256
+        )
         kl = None if reference is None else await reference_kl(engine, challenger, reference, calls)
     return {
         "logit_difference": difference,
@@ -67,6 +71,27 @@ async def screen_evidence(
         "kl": None if kl is None else kl.to_json(),
         "outcomes": encode_pairs(paired(dev, challenger=ours, champion=theirs)),
     }
+
+
+def measured_calls(calls: Mapping[str, Sequence[Call]], *, salt: str) -> list[Call]:
+    """The calls that a divergence is measured on: at most ``MAX_KL_CALLS``, one a task before a second one of any.
+
+    Which tasks come first follows from a hash of their ids with ``salt``; with the candidate's own content hash as the
+    salt, nobody can train a candidate that behaves on just those. Calls without a sampled token are left out, and those
+    whose answer was held to a schema: they are no samples of the weights' own distribution.
+
+    Args:
+        calls: by task id, in the order of each episode.
+        salt: of the order.
+    """
+    usable = {
+        task_id: [call for call in made if call.choice.token_ids and call.sampling.json_schema is None]
+        for task_id, made in calls.items()
+    }
+    order = sorted(usable, key=lambda task_id: content_hash([salt, task_id]))
+    rounds = max(map(len, usable.values()), default=0)
+    ordered = [usable[task_id][turn] for turn in range(rounds) for task_id in order if turn < len(usable[task_id])]
+    return ordered[:MAX_KL_CALLS]
 
 
 async def reference_kl(engine: Engine, challenger: Arm, reference: Arm, calls: Sequence[Call]) -> ReferenceKl | None:
@@ -81,40 +106,41 @@ async def reference_kl(engine: Engine, challenger: Arm, reference: Arm, calls: S
         engine: has the challenger loaded; the reference is loaded while it is needed.
         challenger: whose answers ``calls`` holds.
         reference: the release that it is compared with.
-        calls: finished calls; the first ``MAX_KL_CALLS`` with any token count.
+        calls: as :func:`measured_calls` chooses them.
 
     Returns:
-        None without a sampled token.
+        None without a call.
 
     Raises:
         GateError: a log-probability is not finite.
         EngineError: the reference can't be loaded or the engine failed.
     """
-    spoken = [call for call in calls if call.choice.token_ids][:MAX_KL_CALLS]
-    if not spoken:
+    if not calls:
         return None
     total = 0.0
     async with loaded(engine, reference):
-        for call in spoken:
+        for call in calls:
             token_ids = (*call.prompt_token_ids, *call.choice.token_ids)
             first = len(call.prompt_token_ids)
             ours = await engine.sequence_logprobs(challenger.name, token_ids, first=first)
             theirs = await engine.sequence_logprobs(reference.name, token_ids, first=first)
             total += sum(_k3(their - our) for our, their in zip(ours, theirs, strict=True))
-    tokens = sum(len(call.choice.token_ids) for call in spoken)
+    tokens = sum(len(call.choice.token_ids) for call in calls)
     if not math.isfinite(total):
         raise GateError(
             f"the divergence of {challenger.name!r} from {reference.name or 'the base model'!r} over {tokens} tokens "
             f"is {total!r}; a finite number is expected: one of the two gives log-probabilities that are not finite"
         )
     return ReferenceKl(
-        nats_per_token=total / tokens, tokens=tokens, calls=len(spoken), reference_sha256=reference.sha256
+        nats_per_token=total / tokens, tokens=tokens, calls=len(calls), reference_sha256=reference.sha256
     )
 
 
 def _k3(log_ratio: float) -> float:
-    """r - 1 - log r for a log r; infinite where r exceeds what a float holds."""
-    try:
-        return math.expm1(log_ratio) - log_ratio
-    except OverflowError:
-        return math.inf
+    """r - 1 - log r for a log r.
+
+    Beyond ``_LARGEST_LOG_RATIO``, which is beyond any budget, it is held there: a challenger that is so far off is to
+    fail the screen, not to keep it from ending.
+    """
+    held = min(log_ratio, _LARGEST_LOG_RATIO) if math.isfinite(log_ratio) else log_ratio
+    return math.expm1(held) - held

@@ -22,6 +22,7 @@ from pydantic import (
 )
 
 from tidegate.core.hashing import ordered_json
+from tidegate.core.json_schemas import check_schema
 from tidegate.core.types import JsonObject, Sampling
 from tidegate.gateway.body import shown
 
@@ -175,6 +176,8 @@ class ResponseFormat(_Body):
                 f"type {self.type!r} {'without' if self.json_schema is None else 'with'} a 'json_schema'; the two "
                 "belong together: {'type': 'json_schema', 'json_schema': {'name': ..., 'schema': {...}}}"
             )
+        if self.json_schema is not None:
+            check_schema(self.json_schema.schema_)
         return self
 
     def schema_text(self) -> str | None:

@@ -5,9 +5,12 @@ White space between JSON tokens is left out, because a model that may write whit
 
 from __future__ import annotations
 
+import asyncio
+import json
 import threading
 from collections import OrderedDict
 from collections.abc import Collection
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import llguidance
@@ -16,8 +19,12 @@ import numpy as np
 import torch
 
 from tidegate.core.errors import RequestError
+from tidegate.core.json_schemas import check_schema
 
-_KEPT_GRAMMARS = 64
+_KEPT_GRAMMARS = 16
+"""Each may take up to some 40 MB by the limits below, most take a few kB."""
+_LIMITS = llguidance.LLParserLimits(initial_lexer_fuel=300_000, max_lexer_states=20_000, max_grammar_size=50_000)
+_SHOWN_CHARACTERS = 300
 _COMPACT: Any = {"whitespace_flexible": False, "item_separator": ",", "key_separator": ":"}
 
 
@@ -51,7 +58,7 @@ class Constraint:
 
 
 class Grammars:
-    """JSON Schemas compiled for one vocabulary; safe to use from several threads.
+    """JSON Schemas compiled for one vocabulary, on a thread of their own: neither decoding nor other requests wait.
 
     Args:
         tokenizer: a fast Hugging Face tokenizer.
@@ -64,45 +71,79 @@ class Grammars:
         self._vocabulary_size = vocabulary_size
         self._end_ids = sorted(end_ids)
         self._vocabulary: llguidance.LLTokenizer | None = None
-        self._compiled: OrderedDict[str, llguidance.LLMatcher] = OrderedDict()
+        self._compiled: OrderedDict[str, llguidance.LLMatcher | RequestError] = OrderedDict()
         self._lock = threading.Lock()
+        self._compiler = ThreadPoolExecutor(max_workers=1, thread_name_prefix="tidegate-grammar")
 
-    def constraint(self, schema: str) -> Constraint:
-        """A fresh constraint for one answer.
+    def close(self) -> None:
+        """End the thread; a schema that is being compiled is finished first."""
+        self._compiler.shutdown(wait=False, cancel_futures=True)
+
+    async def constraints(self, schema: str, count: int) -> list[Constraint]:
+        """Fresh constraints for so many answers.
 
         Args:
             schema: a JSON Schema as JSON text.
+            count: answers.
 
         Raises:
-            RequestError: the schema is malformed, or uses a keyword that can't be held to; the message names it.
+            RequestError: the schema is malformed or too large, or uses a keyword that can't be held to; the message
+                names it.
         """
+        found = self._known(schema)
+        if found is None:
+            found = await asyncio.get_running_loop().run_in_executor(self._compiler, self._compiled_once, schema)
+        if isinstance(found, RequestError):
+            raise found
+        return [Constraint(found.deep_copy(), self._vocabulary_size) for _ in range(count)]
+
+    def _known(self, schema: str) -> llguidance.LLMatcher | RequestError | None:
         with self._lock:
-            matcher = self._compiled.get(schema)
-            if matcher is None:
-                matcher = self._compile(schema)
-                self._compiled[schema] = matcher
-                if len(self._compiled) > _KEPT_GRAMMARS:
+            found = self._compiled.get(schema)
+            if found is not None:
+                self._compiled.move_to_end(schema)
+            return found
+
+    def _compiled_once(self, schema: str) -> llguidance.LLMatcher | RequestError:
+        """Compile unless whoever waited before has done so; refusals are remembered too."""
+        found = self._known(schema)
+        if found is None:
+            try:
+                found = self._compile(schema)
+            except RequestError as error:
+                found = error
+            with self._lock:
+                self._compiled[schema] = found
+                while len(self._compiled) > _KEPT_GRAMMARS:
                     self._compiled.popitem(last=False)
-            self._compiled.move_to_end(schema)
-            return Constraint(matcher.deep_copy(), self._vocabulary_size)
+        return found
 
     def _compile(self, schema: str) -> llguidance.LLMatcher:
-        if self._vocabulary is None:
-            try:
+        special = next((token for token in self._tokenizer.get_added_vocab() if token in schema), None)
+        if special is not None:
+            raise _refused(f"it holds {special!r}, which is a token of the model's own and no text")
+        try:
+            check_schema(json.loads(schema))
+            if self._vocabulary is None:
                 self._vocabulary = llguidance.hf.from_tokenizer(
                     self._tokenizer, n_vocab=self._vocabulary_size, eos_token=self._end_ids
                 )
-            except ValueError as error:
-                raise RequestError(
-                    f"response_format can't be held to with this model's tokenizer ({error}); leave it out",
-                    param="response_format",
-                ) from error
-        grammar = llguidance.LLMatcher.grammar_from_json_schema(schema, overrides=_COMPACT)
-        matcher = llguidance.LLMatcher(self._vocabulary, grammar, log_level=0)
-        if matcher.is_error():
-            raise RequestError(
-                f"the JSON schema of response_format can't be held to: {matcher.get_error()}; change or leave out what "
-                "the message names",
-                param="response_format",
-            )
+            grammar = llguidance.LLMatcher.grammar_from_json_schema(schema, overrides=_COMPACT)
+        except (ValueError, RecursionError) as error:
+            raise _refused(str(error)) from error
+        matcher = llguidance.LLMatcher(self._vocabulary, grammar, log_level=0, limits=_LIMITS)
+        first = matcher.deep_copy()
+        if not matcher.is_error():
+            first.compute_bitmask()  # what can't even begin, or only at great length, is found here
+        if first.is_error():
+            raise _refused(first.get_error())
         return matcher
+
+
+def _refused(reason: str) -> RequestError:
+    """Only the first line of what the compiler says: what follows are its own states."""
+    words = (reason.splitlines() or [""])[0][:_SHOWN_CHARACTERS]
+    return RequestError(
+        f"the JSON schema of response_format can't be held to: {words}; change or leave out what the message names",
+        param="response_format",
+    )

@@ -20,7 +20,7 @@ from tidegate.core.types import (
     PromptTokens,
 )
 from tidegate.engines.embedded.adapters import LoraWeights, merged_model, read_adapter
-from tidegate.engines.embedded.constraints import Grammars
+from tidegate.engines.embedded.constraints import Constraint, Grammars
 from tidegate.engines.embedded.forward import Runner
 from tidegate.engines.embedded.lane import Lane
 from tidegate.engines.embedded.loading import BaseModel, choose_dtype, load_base
@@ -136,6 +136,8 @@ class EmbeddedEngine:
         """
         self._closed = True
         state, self._state = self._state, None
+        if state is not None:
+            state.grammars.close()
         if state is not None and not await asyncio.to_thread(state.worker.close, drain=drain, timeout_s=timeout_s):
             raise EngineError(f"the decode thread did not end within {timeout_s:g} s; it ends with the process")
 
@@ -187,7 +189,7 @@ class EmbeddedEngine:
             lane = await state.residents.lane(held)
             prompt = await asyncio.to_thread(encode_prompt, state.base.tokenizer, request.messages, request.tools)
             limit = self._token_limit(state, prompt, request)
-            samplers = await asyncio.to_thread(self._samplers, state, request)
+            samplers = await self._samplers(state, request)
             mailbox = Mailbox(state.worker, asyncio.get_running_loop())
             call = Call(request=request, prompt=prompt, post=mailbox.post, open_choices=request.sampling.n)
             rows = rows_of(call, limit=limit, samplers=samplers, vocabulary=state.vocabulary)
@@ -303,15 +305,13 @@ class EmbeddedEngine:
             raise RequestError(f"n = {request.sampling.n} exceeds model.max_queue = {self._max_queue}; ask for fewer")
         return min(request.sampling.max_tokens, self._context(state.base) - len(prompt))
 
-    def _samplers(self, state: _Running, request: GenerationRequest) -> list[RowSampler]:
+    async def _samplers(self, state: _Running, request: GenerationRequest) -> list[RowSampler]:
         sampling = request.sampling
-        schema = sampling.json_schema
+        held: Sequence[Constraint | None] = [None] * sampling.n
+        if sampling.json_schema is not None:
+            held = await state.grammars.constraints(sampling.json_schema, sampling.n)
         seed = self._entropy.getrandbits(_SEED_BITS) if sampling.seed is None else sampling.seed
         return [
-            RowSampler(
-                sampling=sampling,
-                stream=choice_stream(seed, index),
-                constraint=None if schema is None else state.grammars.constraint(schema),
-            )
-            for index in range(sampling.n)
+            RowSampler(sampling=sampling, stream=choice_stream(seed, index), constraint=constraint)
+            for index, constraint in enumerate(held)
         ]

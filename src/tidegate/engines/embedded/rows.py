@@ -6,7 +6,7 @@ import math
 from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
 
-from tidegate.core.errors import EngineError, TidegateError
+from tidegate.core.errors import EngineError, RequestError, TidegateError
 from tidegate.core.types import ChoiceEnd, FinishReason, GenerationEvent, GenerationRequest, TokenDelta
 from tidegate.engines.embedded.sampling import RowSampler, Sampled
 from tidegate.engines.embedded.text import Decoder, TextStream
@@ -74,13 +74,13 @@ class Row:
         """Prompt tokens whose keys and values are not computed yet."""
         return self.prompt_length - self.cached
 
-    def _nothing_to_say(self) -> EngineError:
+    def _nothing_to_say(self) -> TidegateError:
         request = self.call.request
         fault = "" if self.sampler.constraint is None else self.sampler.constraint.fault
         if fault:
-            return EngineError(
-                f"request {request.request_id!r}: the answer can't be held to its JSON schema any further ({fault}); "
-                "simplify the schema"
+            return RequestError(  # the schema is the client's, not the engine's fault
+                f"the answer can't be held to its JSON schema any further ({fault.splitlines()[0][:200]}); simplify it",
+                param="response_format",
             )
         return EngineError(
             f"the model gave no finite logits for request {request.request_id!r} (adapter {request.adapter!r}); the "

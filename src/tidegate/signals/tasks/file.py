@@ -16,6 +16,7 @@ from tidegate.artifacts import write_atomically
 from tidegate.core.chat import content_text
 from tidegate.core.errors import RequestError, TaskFileError
 from tidegate.core.hashing import ordered_json
+from tidegate.core.json_schemas import check_schema
 from tidegate.core.types import JsonObject, Task
 from tidegate.ports import Environment, Verifier
 
@@ -169,6 +170,10 @@ class _LineReader:
             return None
         if not isinstance(schema, dict) or values.get("tools") or values.get("environment"):
             self._refuse("json_schema", schema, "a JSON Schema as an object, for a task without tools and environment")
+        try:
+            check_schema(schema)
+        except ValueError as error:
+            self._refuse("json_schema", schema, f"a JSON Schema within bounds; {error}")
         return ordered_json(schema)
 
     def _messages(self, values: Mapping[str, Any]) -> tuple[JsonObject, ...]:
