@@ -187,7 +187,8 @@ async def test_an_answer_that_breaks_is_recorded_in_part_and_told(fault: dict[st
         status, _, body = await world.post(ask(max_tokens=20, temperature=1.0, seed=5))
         assert (status, body["error"]["code"]) == (502, "engine_failed")
         (choice,) = world.only_record.choices
-        assert (choice.finish_reason, len(choice.token_ids)) == (FinishReason.CANCELLED, 4)
+        assert (choice.finish_reason, len(choice.text)) == (FinishReason.CANCELLED, 4)
+        assert (choice.token_exact, choice.token_ids) == (False, ())
         _, _, text = await world.post(ask(max_tokens=20, temperature=1.0, seed=5, stream=True))
         assert "engine_failed" in text
         assert "data: [DONE]" not in text
@@ -210,6 +211,7 @@ async def test_a_client_that_goes_away_cancels_the_call_behind_us(before: Any) -
         for record in world.recorder.interactions.values():
             assert record.choices[0].finish_reason is FinishReason.CANCELLED
             assert len(record.choices[0].text) == 3
+            assert (record.choices[0].token_exact, record.choices[0].token_ids) == (False, ())
 
 
 async def test_the_record_is_durable_before_the_last_byte() -> None:

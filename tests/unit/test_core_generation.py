@@ -82,6 +82,17 @@ def test_a_choice_that_has_not_ended_is_cancelled() -> None:
     assert choice.token_ids == (7,)
 
 
+def test_tokens_that_are_confirmed_at_the_end_are_none_before() -> None:
+    fold = GenerationFold()
+    fold.add(PromptTokens(token_ids=(1,), confirmed_at_end=True))
+    fold.add(TokenDelta(choice=0, token_ids=(7,), logprobs=(-0.1,), text="a"))
+    begun, blank = fold.all_choices(2)
+    assert (begun.text, begun.token_ids, begun.logprobs, begun.token_exact) == ("a", (), (), False)
+    assert (blank.finish_reason, blank.token_exact) == (FinishReason.CANCELLED, False)
+    fold.add(ChoiceEnd(choice=0, finish_reason=FinishReason.STOP))
+    assert (fold.choices()[0].token_ids, fold.choices()[0].token_exact) == ((7,), True)
+
+
 def test_one_delta_without_its_tokens_takes_the_others_tokens_with_it() -> None:
     fold = GenerationFold()
     fold.add(PromptTokens(token_ids=(), distribution_known=False))

@@ -14,7 +14,7 @@ from tidegate.core.chat import encode_prompt
 from tidegate.core.errors import ConfigError
 from tidegate.core.hashing import content_hash
 from tidegate.core.strategy import strategy_cluster
-from tidegate.core.types import Episode, Example, Feedback, Outcome, Split, Verdict
+from tidegate.core.types import Episode, Example, Feedback, FinishReason, Outcome, Split, Verdict
 from tidegate.curation import Batch, read_batch, write_batch
 from tidegate.training.examples import render_example
 
@@ -25,6 +25,7 @@ KNOWS_TOOLS = (
     "{% if add_generation_prompt %}<|im_start|>assistant {% endif %}"
 )
 """A chat template that renders tools itself."""
+CUT_SHORT = replace(call("i").choices[0], finish_reason=FinishReason.CANCELLED)
 
 
 def test_curation_a_verified_success_trains_on_its_sampled_tokens() -> None:
@@ -74,6 +75,8 @@ def test_curation_a_verified_success_trains_on_its_sampled_tokens() -> None:
         (episode("e"), [verdict("e", outcome=Outcome.ABSTAIN)], "abstained"),
         (episode("e"), [verdict("e", 0.99)], "below_threshold"),
         (episode("e", call("i", tokens=())), [verdict("e")], "no_token_ids"),
+        (episode("e", call("i", choices=(CUT_SHORT,))), [verdict("e")], "cancelled"),
+        (episode("e", call("i", choices=(CUT_SHORT,)), call("j")), [verdict("e")], "cancelled"),
         (episode("e", call("i", created_at=-90 * 86_400.0)), [verdict("e")], "stale"),
         (episode("e", call("i", created_at=-90 * 86_400.0)), [], "no_verdict"),
         (episode("e", call("i", split=Split.DEV, consent=False)), [verdict("e")], "no_consent"),

@@ -31,13 +31,15 @@ class _Parts:
 class GenerationFold:
     """Accumulates events; ``choices()`` may be asked at any time.
 
-    A choice that has not ended yet (the client went away) is ``cancelled``.
+    A choice that has not ended yet (the client went away, the engine failed) is ``cancelled``; where the engine
+    confirms tokens only at the end, it has none.
     """
 
     def __init__(self) -> None:
         self.prompt_token_ids: tuple[int, ...] = ()
         self.counts: TokenCounts | None = None
         self._distribution_known = True
+        self._confirmed_at_end = False
         self._parts: dict[int, _Parts] = {}
 
     def add(self, event: GenerationEvent) -> None:
@@ -46,6 +48,7 @@ class GenerationFold:
             case PromptTokens():
                 self.prompt_token_ids = event.token_ids
                 self._distribution_known = event.distribution_known
+                self._confirmed_at_end = event.confirmed_at_end
             case TokenDelta():
                 parts = self._parts.setdefault(event.choice, _Parts())
                 parts.token_ids.extend(event.token_ids)
@@ -60,18 +63,23 @@ class GenerationFold:
 
     def choices(self) -> tuple[Choice, ...]:
         """All choices so far, by index."""
-        return tuple(
-            Choice(
-                index=index,
-                token_ids=tuple(parts.token_ids) if parts.token_exact else (),
-                logprobs=tuple(parts.logprobs) if parts.token_exact else (),
-                text="".join(parts.text),
-                tool_calls=tuple(parts.tool_calls),
-                finish_reason=parts.end.finish_reason if parts.end else FinishReason.CANCELLED,
-                invalid_tool_call=parts.end.invalid_tool_call if parts.end else False,
-                token_exact=parts.token_exact,
-            )
-            for index, parts in sorted(self._parts.items())
+        return tuple(self._choice(index, parts) for index, parts in sorted(self._parts.items()))
+
+    def all_choices(self, n: int) -> tuple[Choice, ...]:
+        """All ``n`` choices of the call; those that have not begun yet are empty and cancelled."""
+        return tuple(self._choice(index, self._parts.get(index, _Parts())) for index in range(n))
+
+    def _choice(self, index: int, parts: _Parts) -> Choice:
+        exact = parts.token_exact and (parts.end is not None or not self._confirmed_at_end)
+        return Choice(
+            index=index,
+            token_ids=tuple(parts.token_ids) if exact else (),
+            logprobs=tuple(parts.logprobs) if exact else (),
+            text="".join(parts.text),
+            tool_calls=tuple(parts.tool_calls),
+            finish_reason=parts.end.finish_reason if parts.end else FinishReason.CANCELLED,
+            invalid_tool_call=parts.end.invalid_tool_call if parts.end else False,
+            token_exact=exact,
         )
 
     def as_sampled(self, sampling: Sampling) -> Sampling:

@@ -111,11 +111,13 @@ class GenerationRequest:
 class PromptTokens:
     """First event of a generation: the exact prompt tokens that the engine computed on.
 
-    Empty where the engine does not give them. ``distribution_known``: see :class:`Sampling`.
+    Empty where the engine does not give them. ``distribution_known``: see :class:`Sampling`. ``confirmed_at_end``: only
+    once a choice has ended is it known whether its tokens are all there.
     """
 
     token_ids: tuple[int, ...]
     distribution_known: bool = True
+    confirmed_at_end: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

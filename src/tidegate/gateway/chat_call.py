@@ -10,7 +10,6 @@ from tidegate.core.errors import NotFoundError
 from tidegate.core.generation import GenerationFold
 from tidegate.core.types import (
     Choice,
-    FinishReason,
     GenerationEvent,
     GenerationRequest,
     Interaction,
@@ -133,7 +132,7 @@ def to_record(
         tools=call.tools if keep else (),
         sampling=fold.as_sampled(call.sampling if keep else replace(call.sampling, stop=(), json_schema=None)),
         prompt_token_ids=fold.prompt_token_ids if keep else (),
-        choices=tuple(choice if keep else _emptied(choice) for choice in _all_choices(fold, call.sampling.n)),
+        choices=tuple(choice if keep else _emptied(choice) for choice in fold.all_choices(call.sampling.n)),
         release_id=release_id,
         engine_replica=replica,
         latency_s=latency_s,
@@ -141,13 +140,6 @@ def to_record(
         consent=keep,
         task=call.task if keep else None,
     )
-
-
-def _all_choices(fold: GenerationFold, n: int) -> tuple[Choice, ...]:
-    """The choices so far; those that had not begun when the call was cut short are empty and cancelled."""
-    begun = {choice.index: choice for choice in fold.choices()}
-    blank = Choice(index=0, token_ids=(), logprobs=(), text="", finish_reason=FinishReason.CANCELLED)
-    return tuple(begun.get(index) or replace(blank, index=index) for index in range(n))
 
 
 def _emptied(choice: Choice) -> Choice:

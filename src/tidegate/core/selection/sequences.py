@@ -10,7 +10,7 @@ from tidegate.core.hashing import content_hash
 from tidegate.core.selection.episodes import dropped_episode, episode_kind
 from tidegate.core.selection.sifting import EPISODE, Dropped, Sifted
 from tidegate.core.strategy import episode_cluster
-from tidegate.core.types import Choice, Episode, Example, Interaction, Messages
+from tidegate.core.types import Choice, Episode, Example, FinishReason, Interaction, Messages
 
 _ROUNDING = 1e-4  # engines state some log-probabilities a little above 0
 
@@ -43,8 +43,9 @@ def token_sequences(
 
     The calls of an episode are one sequence when each prompt begins with the exact tokens of the previous
     prompt and completion. Trained are the sampled tokens, the end-of-turn token included: ``loss_mask`` is 1 there and
-    0 on prompts and tool results. An episode of which any call lacks token ids, or a log-probability for each
-    token, is dropped as ``no_token_ids``.
+    0 on prompts and tool results. An episode of which any call was cut short, by its client or by an engine
+    that failed, is dropped as ``cancelled``: the model did not end there. One of which any call lacks token ids, or a
+    log-probability for each token, is dropped as ``no_token_ids``.
 
     Recorded log-probabilities are carried along unless they are of another distribution than was sampled from: greedy
     calls, top-p, top-k and penalties leave an example without any, as do values that are no log-probabilities. The
@@ -60,7 +61,9 @@ def token_sequences(
     known = rewards or {}
     for episode in episodes:
         reward = known.get(episode.id)
-        if all(map(_has_tokens, episode.interactions)) and episode.interactions:
+        if any(map(_was_cut_short, episode.interactions)):
+            dropped.append(dropped_episode(episode, "cancelled", reward=reward))
+        elif all(map(_has_tokens, episode.interactions)) and episode.interactions:
             kept.extend(_examples(episode, reward, cluster_of(episode)))
         else:
             dropped.append(dropped_episode(episode, "no_token_ids", reward=reward))
@@ -79,6 +82,10 @@ def prompt_key(example: Example) -> str:
         return _tokens_key(example.token_ids[:first])
     first = example.trained_messages[0] if example.trained_messages else len(example.messages)
     return content_hash({"messages": list(example.messages[:first]), "tools": list(example.tools)})
+
+
+def _was_cut_short(call: Interaction) -> bool:
+    return bool(call.choices) and call.choices[0].finish_reason is FinishReason.CANCELLED
 
 
 def _has_tokens(call: Interaction) -> bool:

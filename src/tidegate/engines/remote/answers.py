@@ -1,7 +1,7 @@
 """From the chunks of a stream to generation events, with a server's own token ids or without any.
 
 Tokens are kept only when the server gave the id and the log-probability of every one of them, and its own count at the
-end agrees. Otherwise the events say so; nothing is made up from text.
+end agrees: of an answer that breaks off none are kept. The events say so; nothing is made up from text.
 """
 
 from __future__ import annotations
@@ -82,7 +82,9 @@ class AnswerReader:
             raise EngineError(f"the upstream sent a chunk with the fields {sorted(chunk)[:8]}; 'choices' is expected")
         if self._prompt is None:
             self._prompt = _token_ids(chunk.get("prompt_token_ids")) or ()
-            yield PromptTokens(token_ids=self._prompt, distribution_known=self._distribution_known)
+            yield PromptTokens(
+                token_ids=self._prompt, distribution_known=self._distribution_known, confirmed_at_end=True
+            )
         self._counts = _counts_of(chunk.get("usage")) or self._counts
         for part in parts:
             yield from self._part(part)
