@@ -59,6 +59,7 @@ class UpstreamServer:
         vllm: whether adapters, token ids and prompt log-probabilities exist. A plain server refuses unknown fields.
         ids_when_streaming: whether ``return_token_ids`` is accepted (SGLang refuses it for streams).
         strict: a plain server that refuses fields that it does not know, as OpenAI's own does.
+        logprobs_beside: a field beside which log-probabilities are refused.
         raw_logprobs: log-probabilities are those of temperature 1.
         script: what it answers instead of sampling; greedy calls of tools are scripted anyway.
     """
@@ -66,6 +67,7 @@ class UpstreamServer:
     vllm: bool = True
     ids_when_streaming: bool = True
     strict: bool = True
+    logprobs_beside: str | None = None
     raw_logprobs: bool = True
     model: str = "tiny"
     max_context: int = 512
@@ -296,6 +298,8 @@ class UpstreamServer:
             return problem(400, f"Unrecognized request arguments supplied: {', '.join(unknown)}")
         if not self.ids_when_streaming and body.get("return_token_ids"):
             return problem(400, "return_token_ids is not supported for streaming chat completions")
+        if self.logprobs_beside in body and body.get("logprobs"):
+            return problem(400, f"logprobs are not supported together with {self.logprobs_beside}")
         if body["model"] not in (self.model, *self.adapters):
             return problem(404, f"The model `{body['model']}` does not exist.")
         return None

@@ -14,7 +14,7 @@ import pytest
 from aiohttp import web
 
 from engine_fixtures import answer, call, write_adapter, write_tiny_model
-from gateway_world import until
+from gateway_world import CALCULATOR, until
 from tidegate.core.errors import (
     AdapterError,
     ConfigError,
@@ -340,6 +340,28 @@ async def test_a_request_that_is_refused_anyway_teaches_nothing() -> None:
             await answer(engine, call("x" * 1000))
         await answer(engine, call())
         assert ["return_token_ids" in body for body in server.bodies] == [True, False, True]
+
+
+async def test_logprobs_that_are_refused_beside_tools_are_asked_for_without(caplog: pytest.LogCaptureFixture) -> None:
+    async with openai_engine(vllm=True, logprobs_beside="tools") as (engine, server):
+        for tools in ((CALCULATOR,), (), (CALCULATOR,), ()):
+            _, (choice,) = await answer(engine, call(tools=tools, max_tokens=80))
+            assert choice.token_exact is not bool(tools)
+        assert ["logprobs" in body for body in server.bodies] == [True, False, True, False, True]
+        assert [record.message.count("calls with tools") for record in caplog.records] == [1]
+
+
+async def test_one_call_that_is_refused_with_tokens_does_not_decide_for_a_server_that_gives_them(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    async with openai_engine(vllm=True, logprobs_beside="seed") as (engine, server):
+        exact: list[bool] = []
+        for options in ({}, {"seed": 1}, {"seed": 1}, {}):
+            _, (choice,) = await answer(engine, call(**options))
+            exact.append(choice.token_exact)
+        assert exact == [True, False, False, True]
+        assert ["logprobs" in body for body in server.bodies] == [True, True, False, True, False, True]
+        assert len(caplog.records) == 1
 
 
 async def test_sglang_streams_without_token_ids() -> None:

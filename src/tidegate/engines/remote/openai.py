@@ -33,7 +33,9 @@ def unknown_base(model: str) -> str:
 class OpenAIEngine:
     """Passes calls on; implements :class:`tidegate.ports.engine.Engine`.
 
-    Token ids and log-probabilities are asked for until the server refuses them; from then on calls go without.
+    Token ids and log-probabilities are asked for until the server refuses them. Calls with tools and calls without are
+    told apart, because some servers refuse log-probabilities beside tools only. Once a server has given tokens to one
+    kind of calls, a refusal is the single call's: that call goes again without, the next one asks again.
 
     Args:
         upstream: the server; closed by whoever made it.
@@ -46,7 +48,8 @@ class OpenAIEngine:
         self._model = model
         self._replica = replica
         self._base_sha256 = unknown_base(model)
-        self._gives_tokens: bool | None = None
+        self._gives_tokens: dict[bool, bool] = {}
+        self._told: set[bool] = set()
         self._running = 0
 
     @property
@@ -129,14 +132,16 @@ class OpenAIEngine:
 
     async def _chunks(self, request: GenerationRequest) -> AsyncGenerator[dict[str, Any]]:
         """The stream; a server that refuses to be asked for tokens is asked again without, once."""
-        tries = (True, False) if self._gives_tokens is None else (self._gives_tokens,)
+        with_tools = bool(request.tools)
+        tries = (True, False) if self._gives_tokens.get(with_tools, True) else (False,)
         refused_with_tokens: RefusedError | None = None
         for with_tokens in tries:
             body = openai_body(request, self._model, with_tokens=with_tokens)
             try:
                 async with aclosing(self._upstream.stream("/v1/chat/completions", body)) as chunks:
                     async for chunk in chunks:
-                        self._learn(gives_tokens=with_tokens)
+                        if not chunk.get("error"):
+                            self._learn(with_tools=with_tools, gives_tokens=with_tokens)
                         yield dict(chunk)
             except RefusedError as refused:
                 if not with_tokens or len(tries) == 1 or refused.status not in _UNKNOWN_FIELD:
@@ -146,14 +151,18 @@ class OpenAIEngine:
                 return
         _unreachable(refused_with_tokens)
 
-    def _learn(self, *, gives_tokens: bool) -> None:
-        if self._gives_tokens is None:
-            self._gives_tokens = gives_tokens
-            if not gives_tokens:
-                _log.warning(
-                    "%s refuses return_token_ids and logprobs: answers are recorded without tokens and do not train",
-                    self._upstream.url,
-                )
+    def _learn(self, *, with_tools: bool, gives_tokens: bool) -> None:
+        """What comes from the server first stands; a call that it refuses both ways never comes here."""
+        self._gives_tokens.setdefault(with_tools, gives_tokens)
+        if not gives_tokens and with_tools not in self._told:
+            self._told.add(with_tools)
+            _log.warning(
+                "%s refuses return_token_ids and logprobs for %s %s tools: such answers are recorded without tokens "
+                "and do not train",
+                self._upstream.url,
+                "a call" if self._gives_tokens[with_tools] else "calls",
+                "with" if with_tools else "without",
+            )
 
 
 def _unreachable(refused: RefusedError | None) -> NoReturn:
