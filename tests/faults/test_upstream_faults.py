@@ -100,6 +100,14 @@ async def test_a_status_says_whose_fault_it_is(status: int, expected: type[Excep
             assert ("temperature is a number" in str(caught.value)) is quoted
 
 
+@pytest.mark.parametrize(("given", "expected"), [("99999999", 86_400), ("9" * 5000, None), ("-1", None), ("x", None)])
+async def test_a_time_to_wait_is_bounded(given: str, expected: int | None) -> None:
+    async with vllm_engine(faults=Faults(status=429, headers={"Retry-After": given})) as (engine, _):
+        with pytest.raises(EngineBusyError) as caught:
+            await answer(engine, call())
+        assert caught.value.retry_after_s == expected
+
+
 async def test_a_key_goes_into_one_header_and_into_no_message(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.DEBUG)
     async with vllm_engine(key=KEY, limits={"key": KEY}) as (engine, server):

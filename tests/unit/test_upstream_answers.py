@@ -77,6 +77,7 @@ def test_tokens_with_ids_and_logprobs_that_are_all_there_are_kept() -> None:
         ("fewer logprobs than ids", part(ids=[2, 2], logprobs=[-1.0], content="b")),
         ("a logprob that is no number", part(ids=[2], logprobs=["x"], content="b")),
         ("a logprob of NaN", part(ids=[2], logprobs=[float("nan")], content="b")),
+        ("a logprob of hundreds of digits", part(ids=[2], logprobs=[-(10**400)], content="b")),
         ("a token too few", part(ids=[], content="b")),
     ],
 )
@@ -89,6 +90,13 @@ def test_one_token_that_is_lacking_takes_all_with_it(what: str, broken: Any) -> 
     assert (choice.text, choice.token_ids, choice.logprobs, choice.token_exact) == ("ab", (), (), False)
     assert fold.counts is not None
     assert (fold.counts.prompt, fold.counts.completion) == (2, 3)
+
+
+@pytest.mark.parametrize("count", [True, -1, 1 << 53, 10**400, 3.0, "3", None, [3]])
+def test_counts_that_are_none_are_ignored(count: Any) -> None:
+    usage = {"prompt_tokens": 2, "completion_tokens": count}
+    fold = read(FIRST, chunk(part(ids=[1, 2, 3], content="abc", reason="stop"), usage=usage))
+    assert (only(fold).token_exact, fold.counts) == (False, None)
 
 
 def test_an_answer_whose_prompt_is_unknown_has_no_tokens() -> None:
@@ -175,6 +183,9 @@ def test_finish_reasons_keep_their_meaning(reason: str, expected: FinishReason) 
         (chunk(part(ids=None, content=["x"])), "no chat message"),
         (chunk(part(ids=None, tool_calls=["x"])), "a tool call of type str"),
         (chunk(part(ids=None, reason="abort")), "finish_reason 'abort'"),
+        (chunk({"index": 0, "finish_reason": ["stop"]}), r"finish_reason \['stop'\]"),
+        (chunk({"index": 0, "finish_reason": {"stop": "x" * 9999}}), "finish_reason .{80}: no whole answer"),
+        (chunk({"index": 10**400}), "choice 1.* of 1"),
     ],
 )
 def test_what_is_no_chunk_of_an_answer_is_an_engine_error(bad: Any, told: str) -> None:

@@ -11,7 +11,7 @@ import json
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TypeGuard
 
 from tidegate.core.chat import TOOL_CALL_OPEN
 from tidegate.core.errors import EngineError
@@ -27,6 +27,9 @@ from tidegate.core.types import (
 )
 
 _TOKEN_LIMIT = 1 << 31
+_COUNT_LIMIT = 1 << 53
+"""Above it a JSON number is no exact integer for everybody."""
+_SHOWN_CHARACTERS = 80
 _FINISH_REASONS = {
     "stop": FinishReason.STOP,
     "length": FinishReason.LENGTH,
@@ -79,7 +82,8 @@ class AnswerReader:
             raise EngineError(f"the upstream failed while it answered: {_message_of(chunk['error'])}")
         parts = chunk.get("choices")
         if not isinstance(parts, list):
-            raise EngineError(f"the upstream sent a chunk with the fields {sorted(chunk)[:8]}; 'choices' is expected")
+            shown = str(sorted(chunk))[:_SHOWN_CHARACTERS]
+            raise EngineError(f"the upstream sent a chunk with the fields {shown}; 'choices' is expected")
         if self._prompt is None:
             self._prompt = _token_ids(chunk.get("prompt_token_ids")) or ()
             yield PromptTokens(
@@ -120,7 +124,8 @@ class AnswerReader:
     def _part(self, part: Any) -> Iterator[GenerationEvent]:
         index = part.get("index", 0) if isinstance(part, dict) else None
         if isinstance(index, bool) or not isinstance(index, int) or not 0 <= index < len(self._choices):
-            raise EngineError(f"the upstream sent a part of choice {index!r} of {len(self._choices)}")
+            shown = repr(index)[:_SHOWN_CHARACTERS]
+            raise EngineError(f"the upstream sent a part of choice {shown} of {len(self._choices)}")
         choice = self._choices[index]
         delta = part.get("delta") or {}
         text = delta.get("content") or "" if isinstance(delta, dict) else None
@@ -164,8 +169,9 @@ class AnswerReader:
         )
 
     def _end(self, index: int, choice: _Choice, reason: Any) -> Iterator[GenerationEvent]:
-        if reason not in _FINISH_REASONS:
-            raise EngineError(f"the upstream ended choice {index} with finish_reason {reason!r}: no whole answer")
+        if not isinstance(reason, str) or reason not in _FINISH_REASONS:
+            shown = repr(reason)[:_SHOWN_CHARACTERS]
+            raise EngineError(f"the upstream ended choice {index} with finish_reason {shown}: no whole answer")
         choice.finish_reason = _FINISH_REASONS[reason]
         named = [call for _, call in sorted(choice.calls.items()) if call.name]
         choice.invalid_tool_call = (
@@ -217,7 +223,12 @@ def _entries(value: Any) -> Sequence[Mapping[str, Any]]:
 
 def _logprob(entry: Mapping[str, Any]) -> float:
     value = entry.get("logprob")
-    return float(value) if isinstance(value, int | float) and not isinstance(value, bool) else math.nan
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        return math.nan
+    try:
+        return float(value)
+    except OverflowError:  # an integer of hundreds of digits
+        return math.nan
 
 
 def _alternatives(entry: Mapping[str, Any]) -> tuple[tuple[str, float], ...]:
@@ -230,9 +241,13 @@ def _counts_of(usage: Any) -> TokenCounts | None:
     if not isinstance(usage, dict):
         return None
     prompt, completion = usage.get("prompt_tokens"), usage.get("completion_tokens")
-    if not isinstance(prompt, int) or not isinstance(completion, int) or prompt < 0 or completion < 0:
+    if not _is_count(prompt) or not _is_count(completion):
         return None
     return TokenCounts(prompt=prompt, completion=completion)
+
+
+def _is_count(value: Any) -> TypeGuard[int]:
+    return isinstance(value, int) and not isinstance(value, bool) and 0 <= value < _COUNT_LIMIT
 
 
 def _is_json_object(text: str) -> bool:

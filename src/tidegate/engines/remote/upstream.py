@@ -34,6 +34,8 @@ _SHOWN_CHARACTERS = 300
 _KEEP_ALIVE_S = 4.0
 """Below the 5 s of uvicorn, behind which most of these servers stand: who closes first never meets a request."""
 _LONGEST_RETRY_S = 86_400
+_RETRY_DIGITS = 9
+"""More of them are no time to wait, and thousands no number that Python reads."""
 _END_S = 0.25
 """A server that has said that it is done and does not end the response by then is hung up on."""
 
@@ -262,4 +264,6 @@ def _cut(text: str) -> str:
 
 def _retry_after_s(headers: Mapping[str, str]) -> int | None:
     given = headers.get("Retry-After", "").strip()
-    return min(int(given), _LONGEST_RETRY_S) if given.isascii() and given.isdecimal() else None
+    if not given.isascii() or not given.isdecimal() or len(given) > _RETRY_DIGITS:
+        return None
+    return min(int(given), _LONGEST_RETRY_S)

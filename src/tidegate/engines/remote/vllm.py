@@ -203,7 +203,7 @@ class VllmEngine:
             if len(stated) != len(given):
                 raise ValueError(f"{len(stated)} of them for {len(given)} tokens")
             found = tuple(float(stated[at][str(given[at])]["logprob"]) for at in range(first, len(given)))
-        except (LookupError, TypeError, ValueError) as error:
+        except (LookupError, TypeError, ValueError, OverflowError) as error:
             raise EngineError(
                 f"{self._upstream.url}/v1/completions states no usable prompt_logprobs: {type(error).__name__}: {error}"
             ) from error
