@@ -61,6 +61,44 @@ def test_lines_that_pile_up_do_not_fill_the_memory_either() -> None:
         list(reader.feed(line))
 
 
+@pytest.mark.parametrize("end", ["data: [DONE]", "data:[DONE]\n", "data: [DONE] \n\n", "data:  [DONE]\t\r\n\r\n"])
+def test_the_end_is_known_without_an_empty_line_and_with_blanks(end: str) -> None:
+    reader = EventReader()
+    assert list(reader.feed(f'data: {{"a": 1}}\n\n{end}'.encode())) == [{"a": 1}]
+    reader.finish()
+
+
+def test_an_event_that_the_end_cuts_off_is_not_lost_in_silence() -> None:
+    reader = EventReader()
+    assert list(reader.feed(b'data: {"a": 1}\ndata: [DONE]')) == []
+    with pytest.raises(EngineError, match="no whole answer"):
+        reader.finish()
+
+
+def test_the_end_does_not_wait_for_more() -> None:
+    reader = EventReader()
+    assert list(reader.feed(b'data: {"a": 1}\ndata: [DONE]\n')) == [{"a": 1}]
+    assert reader.done
+
+
+@pytest.mark.parametrize("data", ["data: {}", "data:", "data: now", 'data: {"type": "ping"}', "data: [1]", ": none"])
+def test_events_of_other_names_are_no_part_of_an_answer(data: str) -> None:
+    reader = EventReader()
+    assert list(reader.feed(f'event: ping\n{data}\n\ndata: {{"a": 1}}\n\n'.encode())) == [{"a": 1}]
+
+
+@pytest.mark.parametrize("name", ["chat.completion.chunk", "error", "message", ""])
+def test_parts_of_an_answer_count_under_any_name(name: str) -> None:
+    for value in ({"choices": []}, {"error": "out of memory"}):
+        assert list(EventReader().feed(f"event: {name}\ndata: {json.dumps(value)}\n\n".encode())) == [value]
+
+
+@pytest.mark.parametrize("name", ["error", "message"])
+def test_a_broken_part_of_an_answer_is_refused(name: str) -> None:
+    with pytest.raises(EngineError, match="JSON objects are expected"):
+        list(EventReader().feed(f"event: {name}\ndata: boom\n\n".encode()))
+
+
 def test_an_end_before_the_end_is_told() -> None:
     reader = EventReader()
     assert list(reader.feed(b'data: {"a": 1}\n\ndata: {"cut')) == [{"a": 1}]

@@ -11,6 +11,8 @@ from tidegate.core.types import JsonObject
 MAX_EVENT_BYTES = 8 << 20
 """Far above any chunk of an answer; below what would fill the memory."""
 _DONE = b"[DONE]"
+_OF_ANSWERS = frozenset({b"", b"message", b"error"})
+"""Names of events that must hold JSON; what else a server names (``ping``) counts only if it is part of an answer."""
 _SHOWN_BYTES = 80
 
 
@@ -20,6 +22,7 @@ class EventReader:
     def __init__(self) -> None:
         self.done = False
         self._rest = bytearray()
+        self._name = b""
         self._data: list[bytes] = []
         self._size = 0
 
@@ -35,26 +38,49 @@ class EventReader:
             line = bytes(self._rest[:at]).removesuffix(b"\r")
             del self._rest[: at + 1]
             start = 0
-            if line.startswith(b"data:"):
-                self._data.append(line[5:].removeprefix(b" "))
-                self._size += len(line)
-            elif not line and self._data:
-                data, self._data, self._size = b"\n".join(self._data), [], 0
-                if data == _DONE:
-                    self.done = True
-                else:
-                    yield _json_object(data)
+            yield from self._line(line)
         if len(self._rest) + self._size > MAX_EVENT_BYTES:
             raise EngineError(f"the upstream sent an event of more than {MAX_EVENT_BYTES} bytes")
 
     def finish(self) -> None:
-        """Say that the stream has ended.
+        """Say that the stream has ended, be it within the line of ``[DONE]``.
 
         Raises:
             EngineError: it ended early.
         """
-        if not self.done:
+        if not self.done and (self._data or not _is_done(bytes(self._rest))):
             raise EngineError("the upstream ended its stream without '[DONE]'; what came before is no whole answer")
+
+    def _line(self, line: bytes) -> Iterator[JsonObject]:
+        if _is_done(line):  # some servers end here, without the empty line that ends an event
+            yield from self._event()
+            self.done = True
+        elif line.startswith(b"data:"):
+            self._data.append(line[5:].removeprefix(b" "))
+            self._size += len(line)
+        elif line.startswith(b"event:"):
+            self._name = line[6:].strip()
+        elif not line:
+            yield from self._event()
+
+    def _event(self) -> Iterator[JsonObject]:
+        """The event that has ended, if it has data and means us."""
+        name, data, given = self._name, b"\n".join(self._data), bool(self._data)
+        self._name, self._data, self._size = b"", [], 0
+        if given and (name in _OF_ANSWERS or _is_of_an_answer(data)):
+            yield _json_object(data)
+
+
+def _is_done(line: bytes) -> bool:
+    return line.startswith(b"data:") and line[5:].strip() == _DONE
+
+
+def _is_of_an_answer(data: bytes) -> bool:
+    try:
+        value = json.loads(data)
+    except (ValueError, RecursionError):
+        return False
+    return isinstance(value, dict) and ("choices" in value or "error" in value)
 
 
 def _json_object(data: bytes) -> JsonObject:
