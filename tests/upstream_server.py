@@ -42,6 +42,7 @@ class Faults:
     dying_words: str = "the scheduler died"
     hold_after: int | None = None
     finish_reason: str | None = None
+    contents: Sequence[str] = ()
     lose_token: int | None = None
     usage: bool = True
     base_for_adapters: bool = False
@@ -249,7 +250,8 @@ class UpstreamServer:
             pieces[2] = _call(id=f"call_up{index}", name=called["name"], arguments="")
             pieces[3], pieces[4] = _call(arguments=arguments[:3]), _call(arguments=arguments[3:])
         else:
-            pieces = [{"content": visible[at : at + 1]} if at < len(visible) else {} for at in range(len(drawn))]
+            shown = self.faults.contents or visible
+            pieces = [{"content": shown[at]} if at < len(shown) else {} for at in range(len(drawn))]
         for at, (one, delta) in enumerate(zip(drawn, pieces, strict=True)):
             last = at == len(drawn) - 1
             yield {

@@ -195,6 +195,20 @@ async def test_an_answer_that_breaks_is_recorded_in_part_and_told(fault: dict[st
 
 
 @pytest.mark.parametrize("before", [before_vllm, before_openai])
+@pytest.mark.parametrize("stream", [False, True])
+async def test_halves_of_characters_are_answered_and_recorded_alike(before: Any, stream: bool) -> None:
+    faults = Faults(contents=["a", "\ud83d", "\ude00", "b", "\ude00"])
+    async with before(faults=faults) as (world, _), world.client() as client:
+        options = {"max_tokens": 5, "temperature": 1.0, "seed": 5}
+        if stream:
+            text, _, _ = await streamed(client, **options)
+        else:
+            whole = await client.chat.completions.create(model=MODEL, messages=MESSAGES, **options)
+            text = whole.choices[0].message.content or ""
+        assert text == world.only_record.choices[0].text == "a\U0001f600b\ufffd"
+
+
+@pytest.mark.parametrize("before", [before_vllm, before_openai])
 async def test_a_client_that_goes_away_cancels_the_call_behind_us(before: Any) -> None:
     async with before(faults=Faults(hold_after=3)) as (world, server), world.client() as client:
         for stream in (False, True):

@@ -145,6 +145,47 @@ def test_a_tool_call_comes_whole_from_its_parts() -> None:
 
 
 @pytest.mark.parametrize(
+    ("pieces", "text"),
+    [
+        (["a\ud83d", "\ude00b"], "a\U0001f600b"),
+        (["\ud83d", "", "\ude00"], "\U0001f600"),
+        (["\ud83d\ude00"], "\U0001f600"),
+        (["a\ud83d", "b"], "a\ufffdb"),
+        (["\ude00", "\ud83d"], "\ufffd\ufffd"),
+        (["\ud83d", "\ud83d\ude00"], "\ufffd\U0001f600"),
+        (["ü\ufeffz"], "ü\ufeffz"),
+        (["\ufeffz"], "\ufeffz"),
+    ],
+)
+def test_characters_that_come_in_halves_are_joined_or_replaced(pieces: list[str], text: str) -> None:
+    parts = [chunk(part(ids=[1], content=piece)) for piece in pieces]
+    ended = [*parts[:-1], chunk(part(ids=[1], content=pieces[-1], reason="stop"))]
+    usage = chunk(usage={"prompt_tokens": 2, "completion_tokens": len(pieces)})
+    for chunks in ([*parts, chunk(part(reason="stop"))], ended):
+        choice = only(read(FIRST, *chunks, usage))
+        assert (choice.text, choice.token_exact) == (text, True)
+
+
+def test_half_a_character_without_an_id_is_text_without_a_token() -> None:
+    fold = read(FIRST, chunk(part(ids=None, content="\ud83d")), chunk(part(ids=[1, 2, 3], reason="stop"), usage=USAGE))
+    assert (only(fold).text, only(fold).token_exact) == ("\ufffd", False)
+
+
+def test_the_texts_of_tokens_and_calls_can_be_written() -> None:
+    first = {"index": 0, "id": "\ud83d", "function": {"name": "add\ude00", "arguments": '{"i": "\ud83d'}}
+    rest = {"index": 0, "function": {"arguments": '\ude00\ud83d"}'}}
+    called = chunk(part(ids=None, tool_calls=[first])), chunk(part(ids=None, tool_calls=[rest], reason="tool_calls"))
+    (made,) = only(read(FIRST, *called, tools=True)).tool_calls
+    assert made["id"] == "\ufffd"
+    assert made["function"] == {"name": "add\ufffd", "arguments": '{"i": "\U0001f600\ufffd"}'}
+    stated = {"token": "\ud83d", "logprob": -1.0, "top_logprobs": [{"token": "\ude00", "logprob": -1.0}]}
+    reader = AnswerReader(call(top_logprobs=1), distribution_known=True)
+    _, delta = reader.read(chunk({"index": 0, "delta": {}, "token_ids": [1], "logprobs": {"content": [stated]}}))
+    assert isinstance(delta, TokenDelta)
+    assert (delta.token_texts, delta.top_logprobs) == (("\ufffd",), ((("\ufffd", -1.0),),))
+
+
+@pytest.mark.parametrize(
     "parts",
     [
         [part(ids=None, tool_calls=[{"index": 0, "function": {"name": "add", "arguments": "{"}}])],

@@ -25,6 +25,7 @@ from tidegate.core.types import (
     TokenCounts,
     TokenDelta,
 )
+from tidegate.engines.remote.texts import HalfCharacter, whole_text
 
 _TOKEN_LIMIT = 1 << 31
 _COUNT_LIMIT = 1 << 53
@@ -50,6 +51,7 @@ class _PartialCall:
 class _Choice:
     calls: dict[int, _PartialCall] = field(default_factory=dict[int, _PartialCall])
     text: str = ""
+    half: HalfCharacter = field(default_factory=HalfCharacter)
     tokens: int = 0
     exact: bool = True
     finish_reason: FinishReason | None = None
@@ -128,16 +130,17 @@ class AnswerReader:
             raise EngineError(f"the upstream sent a part of choice {shown} of {len(self._choices)}")
         choice = self._choices[index]
         delta = part.get("delta") or {}
-        text = delta.get("content") or "" if isinstance(delta, dict) else None
+        given = delta.get("content") or "" if isinstance(delta, dict) else None
         calls = delta.get("tool_calls") or [] if isinstance(delta, dict) else None
-        if not isinstance(text, str) or not isinstance(calls, list):
+        if not isinstance(given, str) or not isinstance(calls, list):
             raise EngineError(f"the upstream sent a delta of choice {index} that is no chat message")
+        reason = part.get("finish_reason")
+        text = choice.half.take(given, last=reason is not None or choice.finish_reason is not None)
         if self._request.tools:
             choice.text += text
         for call in calls:
             _grow(choice.calls, call)
-        yield from self._delta(index, choice, part, text, hidden=bool(calls))
-        reason = part.get("finish_reason")
+        yield from self._delta(index, choice, part, text, hidden=bool(given or calls))
         if reason is not None:
             yield from self._end(index, choice, reason)
 
@@ -163,7 +166,7 @@ class AnswerReader:
             token_ids=ids or () if choice.exact else (),
             logprobs=logprobs,
             text=text,
-            token_texts=tuple(str(entry.get("token", "")) for entry in entries),
+            token_texts=tuple(whole_text(str(entry.get("token", ""))) for entry in entries),
             top_logprobs=alternatives,
             token_exact=choice.exact,
         )
@@ -187,9 +190,9 @@ class AnswerReader:
     def _whole(self, index: int, position: int, call: _PartialCall) -> JsonObject:
         made = hashlib.sha256(f"{self._request.request_id}:{index}:{position}".encode()).hexdigest()[:24]
         return {
-            "id": call.id or f"call_{made}",
+            "id": whole_text(call.id) or f"call_{made}",
             "type": "function",
-            "function": {"name": call.name, "arguments": call.arguments or "{}"},
+            "function": {"name": whole_text(call.name), "arguments": whole_text(call.arguments) or "{}"},
         }
 
 
@@ -234,7 +237,7 @@ def _logprob(entry: Mapping[str, Any]) -> float:
 def _alternatives(entry: Mapping[str, Any]) -> tuple[tuple[str, float], ...]:
     others = entry.get("top_logprobs")
     known = [other for other in others if isinstance(other, dict)] if isinstance(others, list) else []
-    return tuple((str(other.get("token", "")), _logprob(other)) for other in known)
+    return tuple((whole_text(str(other.get("token", ""))), _logprob(other)) for other in known)
 
 
 def _counts_of(usage: Any) -> TokenCounts | None:
