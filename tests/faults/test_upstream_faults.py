@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import socket
+import traceback
 from contextlib import aclosing
 from dataclasses import replace
 from pathlib import Path
@@ -130,6 +131,52 @@ async def test_a_key_goes_into_one_header_and_into_no_message(caplog: pytest.Log
         assert KEY not in str(error)
         assert not (await plain.health()).ready
     assert KEY not in caplog.text
+
+
+@pytest.mark.parametrize("opened", [vllm_engine, openai_engine])
+@pytest.mark.parametrize(
+    "fault",
+    [
+        {"finish_reason": KEY},
+        {"finish_reason": "x" * 70 + KEY},
+        {"content_type": f"text/{KEY}"},
+        {"garbage_after": 2, "dying_words": "x" * 45 + KEY},
+        {"garbage_after": 2, "dying_words": KEY},
+        {"error_after": 2, "dying_words": f"{KEY} \ud83d"},
+        {"status": 500, "message": f"{KEY} \ud83d"},
+    ],
+)
+async def test_what_a_server_puts_anywhere_is_repeated_without_the_key(opened: Any, fault: dict[str, Any]) -> None:
+    async with opened(vllm=True, key=KEY, limits={"key": KEY}, faults=Faults(**fault)) as (engine, _):
+        _, error = await part_of(engine, call())
+        assert "(key)" in str(error)
+        assert KEY[:5] not in "".join(traceback.format_exception(error))
+        str(error).encode()
+
+
+async def test_a_key_that_is_quoted_is_known_again() -> None:
+    key = "it's-a-\\key"
+    async with vllm_engine(key=key, limits={"key": key}, faults=Faults(finish_reason=key)) as (engine, _):
+        _, error = await part_of(engine, call())
+        assert 'finish_reason "(key)"' in str(error)
+
+
+async def test_other_answers_of_a_server_are_repeated_without_the_key_too() -> None:
+    app = web.Application()
+
+    async def odd(request: web.Request) -> web.Response:
+        del request
+        return web.Response(text="{", headers={"Content-Type": f"text/{KEY}"})
+
+    app.router.add_get("/v1/models", odd)
+    runner = web.AppRunner(app, access_log=None)
+    await runner.setup()
+    await web.TCPSite(runner, "127.0.0.1", 0).start()
+    upstream = Upstream(f"http://127.0.0.1:{runner.addresses[0][1]}", key=KEY)
+    with pytest.raises(EngineError, match=r"content type 'text/\(key\)'"):
+        await only_model(upstream)
+    await upstream.close()
+    await runner.cleanup()
 
 
 async def test_a_redirect_is_not_followed() -> None:

@@ -25,12 +25,11 @@ from tidegate.core.types import (
     TokenCounts,
     TokenDelta,
 )
-from tidegate.engines.remote.texts import HalfCharacter, whole_text
+from tidegate.engines.remote.texts import HalfCharacter, shown, whole_text
 
 _TOKEN_LIMIT = 1 << 31
 _COUNT_LIMIT = 1 << 53
 """Above it a JSON number is no exact integer for everybody."""
-_SHOWN_CHARACTERS = 80
 _FINISH_REASONS = {
     "stop": FinishReason.STOP,
     "length": FinishReason.LENGTH,
@@ -84,8 +83,9 @@ class AnswerReader:
             raise EngineError(f"the upstream failed while it answered: {_message_of(chunk['error'])}")
         parts = chunk.get("choices")
         if not isinstance(parts, list):
-            shown = str(sorted(chunk))[:_SHOWN_CHARACTERS]
-            raise EngineError(f"the upstream sent a chunk with the fields {shown}; 'choices' is expected")
+            raise EngineError(
+                f"the upstream sent a chunk with the fields {shown(sorted(chunk))}; 'choices' is expected"
+            )
         if self._prompt is None:
             self._prompt = _token_ids(chunk.get("prompt_token_ids")) or ()
             yield PromptTokens(
@@ -126,8 +126,7 @@ class AnswerReader:
     def _part(self, part: Any) -> Iterator[GenerationEvent]:
         index = part.get("index", 0) if isinstance(part, dict) else None
         if isinstance(index, bool) or not isinstance(index, int) or not 0 <= index < len(self._choices):
-            shown = repr(index)[:_SHOWN_CHARACTERS]
-            raise EngineError(f"the upstream sent a part of choice {shown} of {len(self._choices)}")
+            raise EngineError(f"the upstream sent a part of choice {shown(index)} of {len(self._choices)}")
         choice = self._choices[index]
         delta = part.get("delta") or {}
         given = delta.get("content") or "" if isinstance(delta, dict) else None
@@ -173,8 +172,7 @@ class AnswerReader:
 
     def _end(self, index: int, choice: _Choice, reason: Any) -> Iterator[GenerationEvent]:
         if not isinstance(reason, str) or reason not in _FINISH_REASONS:
-            shown = repr(reason)[:_SHOWN_CHARACTERS]
-            raise EngineError(f"the upstream ended choice {index} with finish_reason {shown}: no whole answer")
+            raise EngineError(f"the upstream ended choice {index} with finish_reason {shown(reason)}: no whole answer")
         choice.finish_reason = _FINISH_REASONS[reason]
         named = [call for _, call in sorted(choice.calls.items()) if call.name]
         choice.invalid_tool_call = (

@@ -87,19 +87,20 @@ class OpenAIEngine:
         """
         if request.adapter is not None:
             raise AdapterError(f"adapter {request.adapter!r} is not loaded: {RECORDER_ONLY}")
-        self._running += 1
-        try:
-            reader = AnswerReader(request, distribution_known=False)
-            async with aclosing(self._chunks(request)) as chunks:
-                async for chunk in chunks:
-                    for event in reader.read(chunk):
-                        yield event
-            for event in reader.finish():
-                yield event
-        except RefusedError as refused:
-            raise refused.as_error() from refused
-        finally:
-            self._running -= 1
+        with self._upstream.speakable_errors():
+            self._running += 1
+            try:
+                reader = AnswerReader(request, distribution_known=False)
+                async with aclosing(self._chunks(request)) as chunks:
+                    async for chunk in chunks:
+                        for event in reader.read(chunk):
+                            yield event
+                for event in reader.finish():
+                    yield event
+            except RefusedError as refused:
+                raise refused.as_error() from refused
+            finally:
+                self._running -= 1
 
     async def probe(self, name: str, *, against: str | None, prompts: Sequence[Messages]) -> ProbeResult:
         """Raises AdapterError: there is no adapter to compare."""

@@ -26,6 +26,7 @@ from tidegate.core.errors import (
 )
 from tidegate.core.types import JsonObject
 from tidegate.engines.remote.events import EventReader
+from tidegate.engines.remote.texts import shown, whole_text, without_secret
 
 MAX_BODY_BYTES = 64 << 20
 """Log-probabilities of a long prompt are some megabytes; an endless body must end."""
@@ -112,21 +113,26 @@ class Upstream:
             RefusedError: the status is not 200.
             EngineError: the server cannot be reached, is silent too long, or answers something else.
         """
-        async with self._response("GET", path, None, timeout_s=timeout_s) as response:
-            return await self._object(response)
+        with self.speakable_errors():
+            async with self._response("GET", path, None, timeout_s=timeout_s) as response:
+                return await self._object(response)
 
     async def post(self, path: str, body: JsonObject) -> JsonObject:
         """The JSON object that a request is answered with. Raises as :meth:`get`."""
-        async with self._response("POST", path, body) as response:
-            return await self._object(response)
+        with self.speakable_errors():
+            async with self._response("POST", path, body) as response:
+                return await self._object(response)
 
     async def call(self, method: str, path: str, body: JsonObject | None, *, timeout_s: float | None = None) -> None:
         """A request of which only the status matters. Raises as :meth:`get`."""
-        async with self._response(method, path, body, timeout_s=timeout_s):
-            pass
+        with self.speakable_errors():
+            async with self._response(method, path, body, timeout_s=timeout_s):
+                pass
 
     async def stream(self, path: str, body: JsonObject) -> AsyncGenerator[JsonObject]:
         """The objects of a stream of server-sent events, up to ``[DONE]``. Closing it cancels the request.
+
+        Read it within :meth:`speakable_errors`: what is wrong with an object shows only to whom reads it.
 
         Raises:
             RefusedError: the status is not 200.
@@ -135,21 +141,28 @@ class Upstream:
         async with self._response("POST", path, body) as response:
             if response.content_type != "text/event-stream":
                 raise EngineError(
-                    f"{self.url}{path} answered with content type {response.content_type!r}; "
+                    f"{self.url}{path} answered with content type {shown(response.content_type)}; "
                     "'text/event-stream' is expected: is it a server with OpenAI's API?"
                 )
             events = EventReader()
-            try:
-                with self._failures(path):
-                    while not events.done and (piece := await response.content.readany()):
-                        for event in events.feed(piece):
-                            yield self._speakable(event)
-                events.finish()
-            except EngineError as error:
-                if self._key and self._key in str(error):
-                    raise EngineError(self._without_key(str(error))) from None
-                raise
+            with self._failures(path):
+                while not events.done and (piece := await response.content.readany()):
+                    for event in events.feed(piece):
+                        yield self._with_speakable_error(event)
+            events.finish()
             await _to_its_end(response)
+
+    @contextmanager
+    def speakable_errors(self) -> Generator[None]:
+        """An error of ours that leaves here may be repeated: it holds neither the key nor half a character."""
+        try:
+            yield
+        except TidegateError as error:
+            told = self._speakable(str(error))
+            if told == str(error):
+                raise
+            error.args = (told,)
+            raise error from None  # its cause may hold the same
 
     @asynccontextmanager
     async def _response(
@@ -180,7 +193,7 @@ class Upstream:
             value = json.loads(raw)
         except (ValueError, RecursionError) as error:
             raise EngineError(
-                f"{self.url}{path} answered with content type {response.content_type!r}, which is no JSON; "
+                f"{self.url}{path} answered with content type {shown(response.content_type)}, which is no JSON; "
                 "is it a server with OpenAI's API?"
             ) from error
         if not isinstance(value, dict):
@@ -189,17 +202,17 @@ class Upstream:
 
     async def _refusal(self, response: aiohttp.ClientResponse, path: str) -> RefusedError:
         text = (await _read(response, MAX_ERROR_BYTES)).decode(errors="replace")
-        message = _cut(self._without_key(_error_message(text)))
+        message = _cut(self._speakable(_error_message(text)))
         return RefusedError(f"{self.url}{path}", response.status, message, _retry_after_s(response.headers))
 
-    def _speakable(self, event: JsonObject) -> JsonObject:
+    def _with_speakable_error(self, event: JsonObject) -> JsonObject:
         """An event whose error, if it is one, may be repeated."""
         if not event.get("error"):
             return event
-        return {"error": _cut(self._without_key(_error_message(json.dumps({"error": event["error"]}))))}
+        return {"error": _cut(self._speakable(_error_message(json.dumps({"error": event["error"]}))))}
 
-    def _without_key(self, text: str) -> str:
-        return text.replace(self._key, "(key)") if self._key else text
+    def _speakable(self, text: str) -> str:
+        return whole_text(without_secret(text, self._key) if self._key else text)
 
     @contextmanager
     def _failures(self, path: str, timeout_s: float | None = None) -> Generator[None]:

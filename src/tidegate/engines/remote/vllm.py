@@ -16,7 +16,7 @@ from pathlib import Path
 from tidegate.artifacts import adapter_hash
 from tidegate.core.errors import AdapterError, EngineError, RequestError, TidegateError
 from tidegate.core.generation import collect
-from tidegate.core.types import AdapterRef, GenerationEvent, GenerationRequest, Messages, Sampling
+from tidegate.core.types import AdapterRef, GenerationEvent, GenerationRequest, JsonObject, Messages, Sampling
 from tidegate.engines.remote.adapters import AdapterTable, check_adapter
 from tidegate.engines.remote.answers import AnswerReader
 from tidegate.engines.remote.bodies import vllm_body
@@ -127,7 +127,7 @@ class VllmEngine:
             EngineUnavailableError: it cannot be reached or does not serve now.
             EngineError: it fails, or what it sends is no whole answer.
         """
-        with self._table.holding(request.adapter):
+        with self._upstream.speakable_errors(), self._table.holding(request.adapter):
             self._running += 1
             try:
                 reader = AnswerReader(request, distribution_known=self._states_what_is_sampled(request.sampling))
@@ -198,18 +198,22 @@ class VllmEngine:
                 answer = await self._upstream.post("/v1/completions", body)
             except RefusedError as refused:
                 raise self._refused(refused, adapter) from refused
+        with self._upstream.speakable_errors():
+            found = self._stated(answer, given, first)
+        if any(math.isnan(one) for one in found):
+            raise EngineError(f"the model gave no finite logits (adapter {adapter!r}); the weights are damaged")
+        return found
+
+    def _stated(self, answer: JsonObject, given: Sequence[int], first: int) -> tuple[float, ...]:
         try:
             stated = answer["choices"][0]["prompt_logprobs"]
             if len(stated) != len(given):
                 raise ValueError(f"{len(stated)} of them for {len(given)} tokens")
-            found = tuple(float(stated[at][str(given[at])]["logprob"]) for at in range(first, len(given)))
+            return tuple(float(stated[at][str(given[at])]["logprob"]) for at in range(first, len(given)))
         except (LookupError, TypeError, ValueError, OverflowError) as error:
             raise EngineError(
                 f"{self._upstream.url}/v1/completions states no usable prompt_logprobs: {type(error).__name__}: {error}"
             ) from error
-        if any(math.isnan(one) for one in found):
-            raise EngineError(f"the model gave no finite logits (adapter {adapter!r}); the weights are damaged")
-        return found
 
     async def health(self) -> EngineHealth:
         """Whether the server serves and still lists our adapters; a restarted one has lost them."""
