@@ -77,6 +77,18 @@ def test_a_session_that_would_not_wait_for_the_disk_is_made_to(postgres: Server,
         assert shown(connection, "synchronous_commit") == {"synchronous_commit": "on"}
 
 
+def test_a_session_that_would_round_times_is_made_to_read_them_whole(postgres: Server, where: PostgresAddress):
+    postgres.execute(f"ALTER ROLE {name_of(where)} SET extra_float_digits = 0")
+    written = interaction(at=1700000000.1234567, latency_s=0.1 + 0.2)
+    with SqlDatabase.open(where) as database:
+        SqlTrajectoryStore(database).append_interactions([written])
+        assert SqlTrajectoryStore(database).get_interaction("i1") == written
+        log = SqlAuditLog(database)
+        appended = [log.append("note", {"n": n}, time=1700000000.1234567 + n) for n in range(3)]
+        assert list(log.read()) == appended
+        assert verify_chain(log.read()) == 3
+
+
 def test_what_was_written_is_there_after_reopening(where: PostgresAddress):
     assert not SqlDatabase.is_made(where)
     make(where, "i1")

@@ -40,6 +40,7 @@ _LOCK = (
 )
 _SESSION = """
     SELECT set_config('lock_timeout', %s, false), set_config('idle_in_transaction_session_timeout', %s, false),
+           set_config('extra_float_digits', '1', false),  -- less would round times on reading, which breaks the chain
            CASE current_setting('synchronous_commit') WHEN 'off' THEN set_config('synchronous_commit', 'on', false) END,
            current_setting('server_encoding'), current_setting('fsync'), current_schema()
 """
@@ -160,7 +161,7 @@ class PostgresServer:
         try:
             milliseconds = (f"{max(1, round(1000 * self._busy_timeout_s))}", f"{1000 * _IDLE_TIMEOUT_S}")
             row = connection.execute(_SESSION, milliseconds).fetchone()
-            encoding, fsync, schema = ("", "", None) if row is None else row[3:]
+            encoding, fsync, schema = ("", "", None) if row is None else row[4:]
             self._check_server(encoding, fsync, schema)
         except BaseException:
             connection.close()
