@@ -10,6 +10,7 @@ import pytest
 from pydantic import ValidationError
 
 from tidegate.config import Settings, load_settings
+from tidegate.config.database import without_password
 from tidegate.config.settings import OTHER_VARIABLES
 from tidegate.core.errors import ConfigError
 
@@ -99,6 +100,22 @@ def test_an_unusable_variable_is_an_error(monkeypatch: pytest.MonkeyPatch, name:
 def test_variables_that_are_no_settings_are_left_alone(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
     monkeypatch.setenv(name, "anything")
     assert load_settings() == Settings()
+
+
+@pytest.mark.parametrize(
+    ("url", "shown"),
+    [
+        ("postgresql://u@h/d?pass%77ord=hush", "postgresql://u@h/d?pass%77ord=***"),
+        ("postgresql://u@h/d?host=x&%50%41ssword=hu?sh&user=v", "postgresql://u@h/d?host=x&%50%41ssword=***&user=v"),
+        ("postgresql://u@h/d?sslpasswor%64=hush", "postgresql://u@h/d?sslpasswor%64=***"),
+        ("postgresql://u@h/d?password%20=hush", "postgresql://u@h/d?password%20=***"),
+        ("postgresql://u@h/d?host=x?password=hu=sh", "postgresql://u@h/d?host=x?password=***"),
+        ("pass%77ord=hush", "pass%77ord=***"),
+        ("postgresql://u@h/password?host=x&port=5", "postgresql://u@h/password?host=x&port=5"),
+    ],
+)
+def test_a_password_under_an_encoded_name_is_hidden(url: str, shown: str) -> None:
+    assert without_password(url) == shown
 
 
 @pytest.mark.parametrize("section", [{"api_keys": {"hush": 1}}, {"api_keys": [["hush"]]}, {"api_key": "hush"}])

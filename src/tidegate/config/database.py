@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from typing import Annotated
-from urllib.parse import parse_qsl, urlsplit
+from urllib.parse import parse_qsl, unquote, urlsplit
 
 from pydantic import AfterValidator, ConfigDict, Field, SecretStr, model_validator
 
@@ -18,7 +18,15 @@ _HIDDEN = "***"
 def without_password(url: str) -> str:
     """A URL as messages may show it: whatever follows the user's name, up to the last ``@``, is hidden."""
     shown = re.sub(r"^([^:/?#]*://[^:@/?#]*):.*@", rf"\1:{_HIDDEN}@", url)
-    return re.sub(r"(?i)((?:^|[?&])[^=&]*password=)[^&]*", rf"\1{_HIDDEN}", shown)
+    return "&".join(_without_value(part) for part in shown.split("&"))
+
+
+def _without_value(part: str) -> str:
+    """One parameter; libpq decodes its name before it looks at it, and so do we."""
+    for found in re.finditer(r"(?:^|(?<=\?))([^=?]*)=", part):
+        if unquote(found[1]).strip().lower().endswith("password"):
+            return part[: found.end()] + _HIDDEN
+    return part
 
 
 def _check_url(secret: SecretStr) -> SecretStr:
