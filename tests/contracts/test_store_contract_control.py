@@ -91,6 +91,15 @@ def test_a_decision_record_is_also_a_decision(backend: Backend):
     assert backend.audit.list_decisions(epoch_id="s1") == [first]
 
 
+@pytest.mark.parametrize("odd", [float("nan"), float("inf"), float("-inf")])
+def test_a_time_that_is_no_number_is_refused(backend: Backend, odd: float):
+    with pytest.raises(RequestError, match=f"created_at {odd}; a finite number of seconds"):
+        backend.releases.add_candidate(candidate(created_at=odd))
+    with pytest.raises(RequestError, match=f"created_at {odd}; a finite number of seconds"):
+        backend.releases.add_release(release(created_at=odd))
+    assert (backend.releases.list_candidates(), backend.releases.list_releases(), backend.kinds()) == ([], [], [])
+
+
 def test_a_candidate_is_registered_once_and_as_proposed(backend: Backend):
     backend.releases.add_candidate(candidate())
     backend.releases.add_candidate(candidate(created_at=99.0))

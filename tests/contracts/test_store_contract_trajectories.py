@@ -18,6 +18,7 @@ from tidegate.stores.sql import SqlDatabase, SqlTrajectoryStore
 
 Store = SqlTrajectoryStore | MemoryTrajectoryStore
 ALL = tuple(Split)
+ODD = (float("nan"), float("inf"), float("-inf"))
 
 
 @pytest.fixture(params=["sqlite", "postgres", "memory"])
@@ -89,6 +90,7 @@ def test_known_ids_are_left_as_they_are_and_counted_once(store: Store):
         ({"prompt_token_ids": (2**31,)}, "32 bits"),
         ({"release_id": "\ud800"}, "lone surrogate"),
         ({"episode_id": "e\0"}, "a NUL"),
+        *(({name: value}, f"'bad' has the {name} {value}") for name in ("created_at", "latency_s") for value in ODD),
     ],
 )
 def test_a_record_that_cannot_be_stored_is_the_requests_fault_and_nothing_of_its_batch_is_kept(
@@ -178,6 +180,23 @@ def test_feedback_is_kept_once_and_listed_oldest_first(store: Store):
     assert not store.append_feedback(replace(late, value=False))
     assert [f.id for f in store.list_feedback()] == ["early", "late"]
     assert store.list_feedback(metric_name="thumb") == [late]
+
+
+@pytest.mark.parametrize("odd", ODD)
+def test_times_that_are_no_numbers_are_refused(store: Store, odd: float):
+    store.append_interactions([interaction()])
+    reward = Reward(
+        episode_id="e1", interaction_id="i1", verifier="v", version="1", policy="p", value=1.0, created_at=odd
+    )
+    for append in (
+        lambda: store.append_feedback(feedback(episode_id="e1", created_at=odd)),
+        lambda: store.append_verdicts([verdict(created_at=odd)]),
+        lambda: store.append_verdicts([verdict(seconds=odd)]),
+        lambda: store.add_reward(reward),
+    ):
+        with pytest.raises(RequestError, match=f"{odd}; a finite number of seconds"):
+            append()
+    assert (store.list_feedback(), store.list_verdicts(), store.list_rewards()) == ([], [], [])
 
 
 @pytest.mark.parametrize("named", [{"id_": "f\0"}, {"episode_id": "e\0"}, {"metric_name": "m\0"}])

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import math
 from collections.abc import Mapping, Sequence
 from typing import Any, TypeAlias
 
@@ -33,6 +34,17 @@ def to_json(value: Any, what: str, *, canonical: bool = True) -> str:
         raise RequestError(f"{what} cannot be stored as JSON: {error}; finite JSON values are accepted") from error
     # A lone surrogate is legal in a client's JSON but has no UTF-8 form; escaped it survives.
     return text if _encodable(text) else json.dumps(json.loads(text), separators=(",", ":"), allow_nan=False)
+
+
+def check_finite(what: str, **numbers: float) -> None:
+    """Refuse times and durations that are not finite: SQLite would take NaN for NULL, and nothing is before or after it.
+
+    Raises:
+        RequestError: one is NaN or infinite; ``what`` names the record.
+    """
+    for name, number in numbers.items():
+        if not math.isfinite(number):
+            raise RequestError(f"{what} has the {name} {number!r}; a finite number of seconds is accepted")
 
 
 def from_json(text: str) -> Any:
@@ -70,6 +82,7 @@ def interaction_row(interaction: Interaction) -> dict[str, Any]:
         raise RequestError(
             f"{named} cannot be stored: an id holds a lone surrogate or a NUL; UTF-8 text without them is accepted"
         )
+    check_finite(named, created_at=interaction.created_at, latency_s=interaction.latency_s)
     return {
         "id": interaction.id,
         "episode_id": interaction.episode_id,

@@ -69,13 +69,14 @@ class MemoryReleaseStore:
     def add_candidate(self, candidate: Candidate) -> None:
         """Register a candidate; the same id and hash again is a no-op."""
         rules.check_proposed(candidate)
+        row = rowmap.candidate_row(candidate)
         with self._lock:
             known = self._candidates.get(candidate.id)
             if known is not None:
                 rules.check_same_candidate(known, candidate)
                 return
             self._audit.append("candidate_proposed", rules.proposed_body(candidate), time=candidate.created_at)
-            self._candidates[candidate.id] = candidate
+            self._candidates[candidate.id] = rowmap.candidate_of(row)
 
     def list_candidates(self) -> list[Candidate]:
         """All candidates, oldest first."""

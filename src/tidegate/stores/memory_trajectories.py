@@ -154,13 +154,14 @@ class MemoryTrajectoryStore:
 
     def add_reward(self, reward: Reward) -> bool:
         """Keep a reward; False when (interaction, verifier, version, policy) has one."""
+        row = rowmap.reward_row(reward)
         key = (reward.interaction_id, reward.verifier, reward.version, reward.policy)
         with self._lock:
             if key in self._rewards:
                 return False
             if reward.interaction_id not in self._interactions:
                 raise NotFoundError(f"reward for interaction {reward.interaction_id!r}: it is not in this database")
-            self._rewards[key] = reward
+            self._rewards[key] = Reward(**row)
             return True
 
     def list_rewards(self) -> list[Reward]:

@@ -31,14 +31,16 @@ class SqlReleaseStore:
 
         Raises:
             ConflictError: it is not ``proposed``, or its id is taken by other weights.
+            RequestError: its time is not finite.
         """
         rules.check_proposed(candidate)
+        row = rowmap.candidate_row(candidate)
         with self._db.write("written to") as connection:
             known = _candidate(connection, candidate.id)
             if known is not None:
                 rules.check_same_candidate(known, candidate)
                 return
-            connection.execute(sa.insert(t.candidates).values(rowmap.candidate_row(candidate)))
+            connection.execute(sa.insert(t.candidates).values(row))
             append_record(connection, "candidate_proposed", rules.proposed_body(candidate), time=candidate.created_at)
 
     def list_candidates(self) -> list[Candidate]:

@@ -19,7 +19,7 @@ from tidegate.core.types import (
     Task,
     Verdict,
 )
-from tidegate.stores.codec import Row, changed, from_json, task_json, to_json
+from tidegate.stores.codec import Row, changed, check_finite, from_json, task_json, to_json
 from tidegate.stores.records import Reward
 
 
@@ -27,9 +27,10 @@ def feedback_row(feedback: Feedback) -> dict[str, Any]:
     """A row of ``feedback`` without its state.
 
     Raises:
-        RequestError: the value or the tags cannot be stored.
+        RequestError: the value, the tags or the time cannot be stored.
     """
     named = f"feedback {feedback.id!r}"
+    check_finite(named, created_at=feedback.created_at)
     return {
         "id": feedback.id,
         "metric_name": feedback.metric_name,
@@ -58,18 +59,22 @@ def verdict_row(verdict: Verdict) -> dict[str, Any]:
     """A row of ``verdicts``. The detail is for people: what has no UTF-8 form is shown escaped, and so is NUL.
 
     Raises:
-        RequestError: the score lies outside [0, 1].
+        RequestError: the score lies outside [0, 1], or a time is not finite.
     """
+    named = f"verdict of {verdict.verifier!r} on episode {verdict.episode_id!r}"
     if not 0.0 <= verdict.score <= 1.0:
-        raise RequestError(
-            f"verdict of {verdict.verifier!r} on episode {verdict.episode_id!r} has the score {verdict.score!r}; "
-            "0 to 1 is accepted"
-        )
+        raise RequestError(f"{named} has the score {verdict.score!r}; 0 to 1 is accepted")
+    check_finite(named, created_at=verdict.created_at, seconds=verdict.seconds)
     return {**asdict(verdict), "outcome": str(verdict.outcome), "detail": _escaped(verdict.detail)}
 
 
 def reward_row(reward: Reward) -> dict[str, Any]:
-    """A row of ``rewards``."""
+    """A row of ``rewards``.
+
+    Raises:
+        RequestError: the time is not finite.
+    """
+    check_finite(f"reward of interaction {reward.interaction_id!r}", created_at=reward.created_at)
     return asdict(reward)
 
 
@@ -79,7 +84,12 @@ def verdict_of(row: Row) -> Verdict:
 
 
 def candidate_row(candidate: Candidate) -> dict[str, Any]:
-    """A row of ``candidates``."""
+    """A row of ``candidates``.
+
+    Raises:
+        RequestError: the time is not finite.
+    """
+    check_finite(f"candidate {candidate.id!r}", created_at=candidate.created_at)
     return {**asdict(candidate), "state": str(candidate.state)}
 
 
@@ -92,8 +102,9 @@ def release_row(release: Release) -> dict[str, Any]:
     """A row of ``releases``.
 
     Raises:
-        RequestError: the certificate is no JSON.
+        RequestError: the certificate is no JSON, or the time is not finite.
     """
+    check_finite(f"release {release.id!r}", created_at=release.created_at)
     certificate = release.certificate
     text = None if certificate is None else to_json(dict(certificate), f"certificate of release {release.id!r}")
     return {

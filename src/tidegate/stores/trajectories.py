@@ -104,7 +104,7 @@ class SqlTrajectoryStore(SqlFeedback):
 
         Raises:
             NotFoundError: a verdict is about an episode that is not here.
-            RequestError: a score lies outside [0, 1].
+            RequestError: a score lies outside [0, 1], or a time is not finite.
         """
         rows = [rowmap.verdict_row(verdict) for verdict in verdicts]
         new = 0
@@ -127,11 +127,11 @@ class SqlTrajectoryStore(SqlFeedback):
 
         Raises:
             NotFoundError: its interaction is not here.
+            RequestError: its time is not finite.
         """
+        row = rowmap.reward_row(reward)
         with self._db.write("written to") as connection:
-            return _insert_new(
-                connection, t.rewards, _REWARD_KEY, rowmap.reward_row(reward), needs=_require_interaction
-            )
+            return _insert_new(connection, t.rewards, _REWARD_KEY, row, needs=_require_interaction)
 
     def list_rewards(self) -> list[Reward]:
         """All rewards, oldest first."""
