@@ -108,6 +108,11 @@ def test_a_user_that_may_read_sealed_traffic_is_warned_of(world: LoopWorld, post
     rows = {row["check"]: row for row in json.loads(world.tidegate("doctor", "--json").stdout)}
     assert rows["sealed database"]["state"] == "warning"
     assert "can read the sealed database" in rows["sealed database"]["detail"]
+    with world.serving():
+        pass
+    log = (world.root / "serve.log").read_text()
+    assert log.count("can read the sealed database") == 1, log
+    assert PASSWORD not in log
 
 
 def test_an_empty_and_an_absent_database_are_told(world: LoopWorld, postgres: Server, tmp_path: Path) -> None:

@@ -7,6 +7,7 @@ import threading
 import traceback
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 
 import psycopg
 import pytest
@@ -16,6 +17,9 @@ from alembic.migration import MigrationContext
 
 from postgres_world import PASSWORD, QUOTED, Server, name_of
 from store_samples import interaction
+from tidegate.app.layout import DataDirectory
+from tidegate.app.stores import reader_of_sealed
+from tidegate.config import Settings
 from tidegate.core.audit import verify_chain
 from tidegate.core.errors import ConfigError, RequestError, SchemaVersionError, StoreError
 from tidegate.core.types import Split
@@ -227,6 +231,62 @@ def test_who_may_read_another_database_is_found_out(postgres: Server, where: Pos
     assert not can_read(where, by=other)
     postgres.execute(f"GRANT SELECT ON interactions TO {name_of(other)}", database=name_of(where))
     assert can_read(where, by=other)
+    assert not can_read(where, by=PostgresAddress(url=other.url, password="another"))
+
+
+@pytest.mark.parametrize(
+    "grants",
+    [
+        ["GRANT SELECT ON feedback TO {other}"],
+        ["GRANT SELECT (messages) ON interactions TO {other}"],
+        ["GRANT SELECT ON interactions TO PUBLIC"],
+        ["GRANT {owner} TO {other}"],
+        ["ALTER ROLE {other} NOINHERIT", "GRANT {owner} TO {other}"],
+        ["ALTER ROLE {other} NOINHERIT", "GRANT pg_read_all_data TO {other}"],
+        ["ALTER SCHEMA public OWNER TO {other}"],
+    ],
+)
+def test_every_way_to_read_another_database_is_found(postgres: Server, where: PostgresAddress, grants: list[str]):
+    make(where)
+    other = postgres.fresh()
+    names = {"owner": name_of(where), "other": name_of(other)}
+    postgres.execute(f"GRANT CONNECT ON DATABASE {names['owner']} TO {names['other']}")
+    assert not can_read(where, by=other)
+    postgres.execute(*(grant.format(**names) for grant in grants), database=names["owner"])
+    assert can_read(where, by=other)
+
+
+def test_a_user_that_finds_no_free_connection_is_not_taken_for_one_that_is_shut_out(
+    postgres: Server, where: PostgresAddress
+):
+    make(where)
+    other = postgres.fresh()
+    owner, reader = name_of(where), name_of(other)
+    postgres.execute(f"ALTER DATABASE {owner} CONNECTION LIMIT 1", f"ALTER ROLE {reader} CONNECTION LIMIT 0")
+    assert not can_read(where, by=other), "it has no right to connect, however many may"
+    postgres.execute(f"GRANT CONNECT ON DATABASE {owner} TO {reader}")
+    with pytest.raises(StoreError, match=rf"{owner}.* could not be asked: .*too many connections") as caught:
+        can_read(where, by=other)
+    assert PASSWORD not in whole_text(caught.value)
+    postgres.execute(f"ALTER DATABASE {owner} CONNECTION LIMIT -1", f"ALTER ROLE {reader} NOLOGIN")
+    assert not can_read(where, by=other)
+
+
+def test_that_a_reader_could_not_be_asked_for_is_a_warning(postgres: Server, tmp_path: Path):
+    database = postgres.pair()
+    assert database.url is not None
+    assert database.sealed_url is not None
+    user, sealed = (
+        url.get_secret_value().partition("@/")[2].partition("?")[0] for url in (database.url, database.sealed_url)
+    )
+    directory = DataDirectory.of(Settings(data_dir=tmp_path, database=database))
+    assert reader_of_sealed(directory) is None
+    postgres.execute(f"GRANT CONNECT ON DATABASE {sealed} TO {user}", f"ALTER ROLE {user} CONNECTION LIMIT 0")
+    told = reader_of_sealed(directory)
+    assert told is not None
+    assert "can read the sealed database is unknown: " in told
+    assert "could not be asked" in told
+    assert PASSWORD not in told
 
 
 def test_text_of_another_encoding_is_refused(postgres: Server):

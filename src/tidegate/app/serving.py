@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
 import os
 import signal
 import time
@@ -20,7 +21,7 @@ from tidegate.app.gates import gate_self_test
 from tidegate.app.layout import DataDirectory, ServerAddress
 from tidegate.app.publishing import build_live_gate, build_publisher
 from tidegate.app.splits import user_splitter
-from tidegate.app.stores import Stores, open_stores
+from tidegate.app.stores import Stores, open_stores, reader_of_sealed
 from tidegate.app.watch import watch
 from tidegate.app.watch_calls import CallTally
 from tidegate.app.watch_prompts import CanaryPrompts
@@ -39,6 +40,8 @@ from tidegate.signals import builtin_environments, builtin_verifiers
 from tidegate.signals.tasks.file import read_tasks
 
 LOOPBACK = "127.0.0.1"
+
+_log = logging.getLogger(__name__)
 
 
 async def serve(settings: Settings, *, say: Callable[[str], None]) -> None:
@@ -69,6 +72,9 @@ async def running(settings: Settings, *, say: Callable[[str], None]) -> AsyncGen
         settings = await with_upstream_model(settings)
         base = await asyncio.to_thread(base_of, settings, progress=say)
         stores = stack.enter_context(open_stores(directory))
+        reader = await asyncio.to_thread(reader_of_sealed, directory)
+        if reader is not None:
+            _log.warning("%s", reader)
         gate_self_test(settings)
         place = "in this process" if settings.engine.url is None else f"at {settings.engine.url}"
         say(f"model {model_name(settings)!r} {place}")

@@ -87,13 +87,21 @@ def has_database(directory: DataDirectory) -> bool:
 
 
 def reader_of_sealed(directory: DataDirectory) -> str | None:
-    """Says so where whoever knows ``database.url`` alone can read the sealed database; None where it is shut."""
+    """Says so where whoever knows ``database.url`` alone can read the sealed database, or where that is not known.
+
+    None where it is shut.
+    """
     settings = directory.database
     if settings.url is None or settings.sealed_url is None:
         return None
     mine = _address(settings.url, settings.password)
-    if not can_read(_address(settings.sealed_url, settings.sealed_password), by=mine):
-        return None
+    try:
+        if not can_read(_address(settings.sealed_url, settings.sealed_password), by=mine):
+            return None
+    except StoreError as error:
+        return (
+            f"whether the user of database.url {settings.shown_url!r} can read the sealed database is unknown: {error}"
+        )
     return (
         f"the user of database.url {settings.shown_url!r} can read the sealed database; give that one a user "
         "and rights of its own, or whoever trains can read what the gate tests with"

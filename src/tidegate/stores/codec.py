@@ -37,7 +37,7 @@ def to_json(value: Any, what: str, *, canonical: bool = True) -> str:
 
 
 def check_finite(what: str, **numbers: float) -> None:
-    """Refuse times and durations that are not finite: SQLite would take NaN for NULL, and nothing is before or after it.
+    """Refuse times and durations that are not finite: NaN is NULL to SQLite, and has no place in an order.
 
     Raises:
         RequestError: one is NaN or infinite; ``what`` names the record.

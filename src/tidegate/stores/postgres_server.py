@@ -45,11 +45,22 @@ _SESSION = """
            current_setting('server_encoding'), current_setting('fsync'), current_schema()
 """
 
+# A member of a role has what that role has, inherited or by SET ROLE; an owner can grant itself whatever it lacks.
 _MAY_READ = """
-    SELECT has_schema_privilege(n.oid, 'USAGE') AND has_table_privilege(c.oid, 'SELECT')
-    FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace
-    WHERE quote_ident(n.nspname) = %(schema)s AND c.relname = 'interactions'
+    SELECT EXISTS (
+        SELECT FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace CROSS JOIN pg_roles r
+        WHERE quote_ident(n.nspname) = %(schema)s AND c.relkind IN ('r', 'p', 'v', 'm', 'f')
+          AND pg_has_role(session_user, r.oid, 'MEMBER')
+          AND (r.oid IN (c.relowner, n.nspowner)
+               OR has_schema_privilege(r.oid, n.oid, 'USAGE') AND has_any_column_privilege(r.oid, c.oid, 'SELECT'))
+    )
 """
+_MAY_CONNECT = """
+    SELECT rolcanlogin AND has_database_privilege(oid, current_database(), 'CONNECT')
+    FROM pg_roles WHERE rolname = %(user)s
+"""
+# A connection that fails has no SQLSTATE, and a server may speak another language: then it counts as not asked.
+_REFUSALS = ("authentication failed", "no password supplied", "no pg_hba.conf entry", "pg_hba.conf rejects")
 
 _READ_ONLY = "it is read-only (a standby, or set so); name the primary, or allow this user to write"
 _DENIED = "access is denied; grant this user what the how-to on PostgreSQL names"
@@ -184,10 +195,10 @@ class PostgresServer:
 
 
 def can_read(address: PostgresAddress, *, by: PostgresAddress) -> bool:
-    """Whether the user of one address may read the database at another one.
+    """Whether the user of one address may read anything of the database at another one, if need be by SET ROLE.
 
     Raises:
-        StoreError: the database cannot be asked by its own user.
+        StoreError: the database could not be asked by its own user, or by the other one for a reason that may pass.
     """
     import psycopg  # noqa: PLC0415
 
@@ -196,14 +207,28 @@ def can_read(address: PostgresAddress, *, by: PostgresAddress) -> bool:
     try:
         with psycopg.connect(**_parameters(address), autocommit=True) as own:
             schema = own.execute("SELECT quote_ident(current_schema())").fetchone()
+            try:
+                other = psycopg.connect(**reader, autocommit=True)
+            except psycopg.OperationalError as error:
+                if _is_shut_out(own, reader.get("user"), str(error)):
+                    return False
+                raise
+            with other:
+                found = other.execute(_MAY_READ, {"schema": None if schema is None else schema[0]}).fetchone()
     except psycopg.Error as error:
-        raise StoreError(f"database {without_password(address.url)!r} could not be asked: {error}") from error
-    try:
-        with psycopg.connect(**reader, autocommit=True) as other:
-            found = other.execute(_MAY_READ, {"schema": None if schema is None else schema[0]}).fetchone()
-    except psycopg.Error:  # it is not let in
-        return False
+        said = " ".join(str(error).split())
+        raise StoreError(f"database {without_password(address.url)!r} could not be asked: {said}") from error
     return found is not None and bool(found[0])
+
+
+def _is_shut_out(own: psycopg.Connection[Any], user: str | None, said: str) -> bool:
+    """Whether a user that did not get in is one that never does."""
+    if any(words in said for words in _REFUSALS):
+        return True
+    if user is None:
+        return False
+    found = own.execute(_MAY_CONNECT, {"user": user}).fetchone()
+    return found is None or not found[0]
 
 
 def _parameters(address: PostgresAddress) -> dict[str, Any]:
