@@ -45,7 +45,7 @@ class Server:
 
     @property
     def _control(self) -> tuple[str, ...]:
-        return ("pg_ctl", "-D", str(self.data), "-w", "-t", "60")
+        return ("pg_ctl", "-D", str(self.data), "-w", "-t", "240")
 
     def start(self, options: str = "") -> None:
         options = f"-c listen_addresses='' -c unix_socket_directories={self.folder} -c max_connections=60 {options}"
@@ -53,10 +53,6 @@ class Server:
 
     def stop(self, mode: str = "fast") -> None:
         self._run(*self._control, "-m", mode, "stop")
-
-    def restart(self, options: str = "") -> None:
-        self.stop()
-        self.start(options)
 
     def url(self, database: str, user: str = "postgres", password: str = "") -> str:
         name = f"{user}:{password}" if password else user

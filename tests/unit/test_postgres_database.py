@@ -15,7 +15,7 @@ import sqlalchemy as sa
 from alembic.autogenerate import compare_metadata
 from alembic.migration import MigrationContext
 
-from postgres_world import PASSWORD, QUOTED, Server, name_of
+from postgres_world import PASSWORD, QUOTED, Server, name_of, running_postgres
 from store_samples import interaction
 from tidegate.app.layout import DataDirectory
 from tidegate.app.stores import reader_of_sealed
@@ -294,14 +294,14 @@ def test_text_of_another_encoding_is_refused(postgres: Server):
         SqlDatabase.open(postgres.fresh("ENCODING 'LATIN1' LC_COLLATE 'C' LC_CTYPE 'C'"))
 
 
-def test_a_server_that_does_not_flush_is_refused(postgres: Server, where: PostgresAddress):
-    postgres.restart("-F")
-    try:
+def test_a_server_that_does_not_flush_is_refused():
+    with running_postgres() as server:  # of its own: a stop writes out what all tests before have made
+        where = server.fresh()
+        make(where)
+        server.stop()
+        server.start("-F")
         with pytest.raises(StoreError, match="fsync = off: a power cut would lose records"):
             SqlDatabase.open(where)
-    finally:
-        postgres.restart()
-    make(where)
 
 
 def test_a_read_only_database_is_reported_when_it_is_opened_and_when_it_becomes_so(
