@@ -1,7 +1,7 @@
 """The whole loop on the small model: seconds by stage, tokens and verified successes per cycle, the learning curve.
 
-Runs ``tidegate demo`` once per run with seeds 0, 1, ... and reads its reports. Options: ``quick=1`` for a tenth of the
-traffic, ``keep=FOLDER`` to keep the reports.
+Runs ``tidegate demo`` once per run with seeds 0, 1, ... and reads its reports. Options: ``quick=1`` for a quarter of
+the episodes, ``keep=FOLDER`` to keep the reports.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""``tidegate demo`` on the real small model with a tenth of the traffic: every stage runs, every claim is checked."""
+"""``tidegate demo`` on the real small model with a quarter of the traffic: every stage runs, every claim is checked."""
 
 from __future__ import annotations
 

@@ -18,7 +18,7 @@ from alembic.migration import MigrationContext
 from postgres_world import PASSWORD, QUOTED, Server, name_of, running_postgres
 from store_samples import interaction
 from tidegate.app.layout import DataDirectory
-from tidegate.app.stores import reader_of_sealed
+from tidegate.app.stores import open_stores, reader_of_sealed
 from tidegate.config import Settings
 from tidegate.core.audit import verify_chain
 from tidegate.core.errors import ConfigError, RequestError, SchemaVersionError, StoreError
@@ -287,6 +287,21 @@ def test_that_a_reader_could_not_be_asked_for_is_a_warning(postgres: Server, tmp
     assert "can read the sealed database is unknown: " in told
     assert "could not be asked" in told
     assert PASSWORD not in told
+
+
+def test_sqlite_files_of_the_same_directory_are_not_passed_over(postgres: Server, tmp_path: Path):
+    with open_stores(DataDirectory(root=tmp_path).create()):
+        pass
+    directory = DataDirectory(root=tmp_path, database=postgres.pair())
+    with (
+        pytest.raises(ConfigError, match=r"holds tidegate\.db and sealed\.db: what lies there"),
+        open_stores(directory),
+    ):
+        pass
+    for name in ("tidegate.db", "sealed.db"):
+        (tmp_path / name).rename(tmp_path / f"{name}.old")
+    with open_stores(directory):
+        pass
 
 
 def test_text_of_another_encoding_is_refused(postgres: Server):

@@ -125,13 +125,14 @@ def _databases(directory: DataDirectory) -> str:
 
 def _keys(settings: Settings, directory: DataDirectory) -> str:
     """Nothing is made anew here: a lost key must be seen, not replaced."""
-    missing = [
-        name for name in ("gate.pem", "operator.pem", "split.key") if not (directory.root / "keys" / name).exists()
-    ]
-    if missing:
-        raise ConfigError(f"{missing} missing in {str(directory.root / 'keys')!r}; restore them from a backup")
+    with open_stores(directory) as stores:
+        signed = any(release.certificate is not None for release in stores.releases.list_releases())
+    keys = directory.root / "keys"
+    missing = [name for name in ("gate.pem", "operator.pem", "split.key") if not (keys / name).exists()]
+    if missing and (signed or "split.key" in missing):
+        raise ConfigError(f"{missing} missing in {str(keys)!r}; restore them from a backup")
     user_splitter(settings, directory)
-    return check_keys(directory)
+    return f"{', '.join(missing)} not made yet: nothing has been signed" if missing else check_keys(directory)
 
 
 def _audit(directory: DataDirectory) -> str:

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pydantic import SecretStr
 
 from tidegate.app.layout import DataDirectory
-from tidegate.core.errors import StoreError
+from tidegate.core.errors import ConfigError, StoreError
 from tidegate.stores.sql import (
     Location,
     PostgresAddress,
@@ -57,10 +57,11 @@ def open_stores(directory: DataDirectory) -> Generator[Stores]:
     """Open (and migrate) both databases for the length of a block.
 
     Raises:
-        ConfigError: the driver of PostgreSQL is not installed.
+        ConfigError: the driver of PostgreSQL is not installed, or SQLite files in the directory would be passed over.
         StoreError: a database cannot be opened or written, or belongs to another data directory.
         SchemaVersionError: it was written by another version.
     """
+    _require_no_files_beside_a_server(directory)
     where, sealed_where = _locations(directory)
     with SqlDatabase.open(where) as database, SqlDatabase.open(sealed_where, role="sealed") as sealed:
         if directory.database.url is not None:
@@ -106,6 +107,17 @@ def reader_of_sealed(directory: DataDirectory) -> str | None:
         f"the user of database.url {settings.shown_url!r} can read the sealed database; give that one a user "
         "and rights of its own, or whoever trains can read what the gate tests with"
     )
+
+
+def _require_no_files_beside_a_server(directory: DataDirectory) -> None:
+    """Releases in a file that is passed over would be served no longer, and nobody would say so."""
+    left = [path.name for path in (directory.open_database, directory.sealed_database) if path.exists()]
+    if directory.database.url is not None and left:
+        raise ConfigError(
+            f"database.url is set, and {str(directory.root)!r} holds {' and '.join(left)}: what lies there, releases "
+            "and the audit log included, would be passed over, for nothing carries it over. Name another data_dir, or "
+            "move these files away to begin anew"
+        )
 
 
 def _locations(directory: DataDirectory) -> tuple[Location, Location]:

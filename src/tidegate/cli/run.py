@@ -75,7 +75,7 @@ def serve(
 def demo(
     runs: Annotated[Path, typer.Option("--runs", help="Where the run's folder is made.")] = Path("runs"),
     seed: Annotated[int, typer.Option("--seed", help="Seed of tasks, sampling and training.")] = 0,
-    quick: Annotated[bool, typer.Option("--quick", help="A tenth of the episodes; too few to certify.")] = False,
+    quick: Annotated[bool, typer.Option("--quick", help="A quarter of the episodes; too few to certify.")] = False,
     as_json: Json = False,
 ) -> None:
     """Run the whole loop on the small model: serve, record, verify, train, gate, swap, roll back."""

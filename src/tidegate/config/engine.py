@@ -33,12 +33,11 @@ def upstream_url(value: str) -> str:
     return f"{parts.scheme}://{host}{'' if port is None else f':{port}'}{path}"
 
 
-_REMOTE = ("vllm", "openai")
 _READ_WITH: Mapping[str, tuple[str, ...]] = {
-    **dict.fromkeys(("url", "model", "api_key_env", "connect_timeout_s", "read_timeout_s"), _REMOTE),
+    "url": ("vllm", "openai"),
     "logprobs": ("vllm",),
 }
-"""With which kinds a setting is read at all."""
+"""With which kinds a setting is read at all. Those beside the address may wait in a file for 'serve --upstream'."""
 
 RECORDER_ONLY = "this upstream takes no adapters: recorder only; for learning set engine.kind to 'vllm' or 'embedded'"
 

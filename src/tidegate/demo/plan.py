@@ -41,7 +41,7 @@ class Plan:
     max_tokens: int = 40
 
     def quick(self) -> Plan:
-        """A tenth of the traffic: every stage runs, the gate abstains for lack of evidence."""
+        """A quarter of the episodes: every stage runs, the gate abstains for lack of evidence."""
         return Plan(opening=(24,), between=6, drifted=(20,), closing=8, after_rollback=4, background=8, shown=8)
 
 

@@ -39,7 +39,7 @@ async def run_demo(*, runs: Path, seed: int, quick: bool) -> dict[str, Any]:
     Args:
         runs: a folder for this run is made in it.
         seed: decides tasks, sampling and training.
-        quick: a tenth of the traffic.
+        quick: a quarter of the episodes.
 
     Returns:
         The run's folder and how each update ended.

@@ -322,7 +322,9 @@ class Publisher:
             target = release_id or aliases.get(PREVIOUS)
             if target is None or (release_id is None and target == aliases[CHAMPION]):
                 await self._finish(await self._records.release(aliases[CHAMPION]), reason=reason, old_state=old_state)
-                raise ConflictError("there is no previous champion to roll back to; name a release with 'to'")
+                raise ConflictError(
+                    "there is no previous champion to roll back to; name a release ('--to', 'to' over HTTP)"
+                )
             earlier = await self._records.release(target)
             await self._records.require_restorable(earlier)
             champion = await self._records.release(aliases[CHAMPION])
