@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import AsyncIterator
 from dataclasses import dataclass, field, replace
 
+from tidegate.core.errors import RequestError
 from tidegate.core.types import (
     Choice,
     ChoiceEnd,
@@ -93,3 +94,14 @@ async def collect(events: AsyncIterator[GenerationEvent]) -> GenerationFold:
     async for event in events:
         fold.add(event)
     return fold
+
+
+def require_scorable(first: int, tokens: int) -> None:
+    """Refuse to score a sequence of so many tokens from an index on that has no token before it, or none from it on.
+
+    Raises:
+        RequestError: ``first`` is not in [1, ``tokens``).
+    """
+    if not 1 <= first < tokens:
+        accepted = f"1 to {tokens - 1} is accepted" if tokens > 1 else "two tokens or more are needed"
+        raise RequestError(f"first is {first} of {tokens} tokens; {accepted}")

@@ -11,6 +11,7 @@ import torch
 
 from tidegate.core.chat import encode_prompt
 from tidegate.core.errors import EngineError, RequestError
+from tidegate.core.generation import require_scorable
 from tidegate.core.types import (
     AdapterRef,
     ChoiceEnd,
@@ -243,8 +244,7 @@ class EmbeddedEngine:
         """
         state = self._running()
         given = list(token_ids)
-        if not 1 <= first < len(given):
-            raise RequestError(f"first is {first} of {len(given)} tokens; 1 to {len(given) - 1} is accepted")
+        require_scorable(first, len(given))
         self._refuse_too_long(state, len(given) - 1)
         wanted = len(given) - first
 

@@ -8,7 +8,8 @@ from contextlib import aclosing
 from typing import Any, NoReturn
 
 from tidegate.config.engine import RECORDER_ONLY
-from tidegate.core.errors import AdapterError, EngineError, RequestError
+from tidegate.core.errors import AdapterError, EngineError
+from tidegate.core.generation import require_scorable
 from tidegate.core.hashing import content_hash
 from tidegate.core.types import AdapterRef, GenerationEvent, GenerationRequest, Messages
 from tidegate.engines.remote.answers import AnswerReader
@@ -113,8 +114,7 @@ class OpenAIEngine:
         """Raises AdapterError for an adapter, RequestError for a bad range, else EngineError: OpenAI's API has none."""
         if adapter is not None:
             raise AdapterError(f"adapter {adapter!r} is not loaded: {RECORDER_ONLY}")
-        if not 1 <= first < len(token_ids):
-            raise RequestError(f"first is {first} of {len(token_ids)} tokens; 1 to {len(token_ids) - 1} is accepted")
+        require_scorable(first, len(token_ids))
         raise EngineError("this upstream states no log-probabilities of given tokens; use engine.kind 'vllm'")
 
     async def health(self) -> EngineHealth:

@@ -15,7 +15,7 @@ from pathlib import Path
 
 from tidegate.artifacts import adapter_hash
 from tidegate.core.errors import AdapterError, EngineError, RequestError, TidegateError
-from tidegate.core.generation import collect
+from tidegate.core.generation import collect, require_scorable
 from tidegate.core.types import AdapterRef, GenerationEvent, GenerationRequest, JsonObject, Messages, Sampling
 from tidegate.engines.remote.adapters import AdapterTable, check_adapter
 from tidegate.engines.remote.answers import AnswerReader
@@ -184,8 +184,7 @@ class VllmEngine:
             EngineError: the server fails, or states something else.
         """
         given = list(token_ids)
-        if not 1 <= first < len(given):
-            raise RequestError(f"first is {first} of {len(given)} tokens; 1 to {len(given) - 1} is accepted")
+        require_scorable(first, len(given))
         body = {
             "model": adapter or self._model,
             "prompt": given,
