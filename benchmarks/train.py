@@ -3,7 +3,8 @@
 Both sides train LoRA r = 16 on all linear layers of SmolLM2-135M over the same token sequences: 64 calculator
 episodes for SFT, 8 prompts with 8 answers each for GRPO, whose update is timed without the generation. Runs of both
 sides alternate, each in a process of its own. Tokens are those of whole sequences, padding not counted. TRL computes
-with its gradient checkpointing off, which is its faster setting. Options: ``dtype=float32|bfloat16`` (both by default).
+with its gradient checkpointing off, which is its faster setting. Options: ``dtype=float32|bfloat16`` and
+``task=sft|grpo`` (both by default).
 """
 
 from __future__ import annotations
@@ -33,12 +34,12 @@ KINDS = ("chain_sum", "products", "basic_arithmetic", "leg_counting")
 
 def run(options: Options) -> list[Row]:
     """Alternate the sides and report medians."""
-    chosen = options.values.get("dtype")
+    chosen, task_chosen = options.values.get("dtype"), options.values.get("task")
     peer = peer_environment("trl", [TRL, *same_versions("torch", "transformers", "peft", "accelerate")])
     found: defaultdict[tuple[str, str, str], list[Mapping[str, float]]] = defaultdict(list)
     with tempfile.TemporaryDirectory() as folder:
         model = resolve_model("smollm2-135m", progress=lambda text: print(text, file=sys.stderr))
-        for task in ("sft", "grpo"):
+        for task in [task_chosen] if task_chosen else ["sft", "grpo"]:
             data = Path(folder) / f"{task}.jsonl"
             data.write_text("".join(json.dumps(asdict(e)) + "\n" for e in _examples(task, model)), encoding="utf-8")
             for dtype in [chosen] if chosen else ["float32", "bfloat16"]:

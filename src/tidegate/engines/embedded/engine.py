@@ -224,13 +224,13 @@ class EmbeddedEngine:
             for messages in prompts:
                 token_ids = encode_prompt(state.base.tokenizer, messages, ())
                 self._refuse_too_long(state, len(token_ids))
-                logits = [
-                    await asyncio.wrap_future(
-                        state.worker.run(lambda runner=lane.runner, ids=token_ids: runner.plain_logits(ids, last=1))
-                    )
+                # both at the same token boundary: running answers wait once, and the swap not for two of their steps
+                computed = [
+                    state.worker.run(lambda runner=lane.runner, ids=token_ids: runner.plain_logits(ids, last=1))
                     for lane in lanes
                 ]
-                difference = max(difference, float((logits[0] - logits[1]).abs().max()))
+                one_side, other_side = [await asyncio.wrap_future(future) for future in computed]
+                difference = max(difference, float((one_side - other_side).abs().max()))
         return ProbeResult(name=name, sha256=sha256, max_logit_difference=difference)
 
     async def sequence_logprobs(

@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 from tidegate.core.errors import AdapterError, EngineBusyError
 from tidegate.core.types import AdapterRef
 from tidegate.engines.embedded.adapters import LoraWeights
+from tidegate.engines.embedded.give_back import give_back_memory
 from tidegate.engines.embedded.lane import Lane
 from tidegate.engines.embedded.worker import DecodeWorker
 
@@ -115,9 +116,7 @@ class Residents:
             await entry.changed.wait()
         if entry.leaving and self._table.get(name) is entry:
             del self._table[name]
-            if entry.lane is not None:
-                self._worker.remove_lane(entry.lane)
-                entry.lane = None
+            await self._drop_copy(entry)
 
     @contextlib.contextmanager
     def holding(self, name: str | None) -> Generator[Resident]:
@@ -157,6 +156,15 @@ class Residents:
             raise AdapterError(f"adapter {name!r} is not loaded; loaded are {loaded} and the base (None)")
         return entry
 
+    async def _drop_copy(self, entry: Resident) -> None:
+        """Free a merged copy, to the system too."""
+        if entry.lane is None:
+            return
+        removed = self._worker.remove_lane(entry.lane)
+        entry.lane = None
+        await asyncio.wrap_future(removed)
+        await asyncio.to_thread(give_back_memory)
+
     async def _make_resident(self, entry: Resident) -> None:
         """Under ``_merging``."""
         assert entry.weights is not None  # noqa: S101 - the base is resident from the start
@@ -169,10 +177,7 @@ class Residents:
                     f"adapter {entry.name!r} needs room, but all {len(resident)} resident adapters {names} are in use; "
                     "repeat later or raise model.max_resident_adapters"
                 )
-            oldest = min(idle, key=lambda other: other.last_used)
-            lane, oldest.lane = oldest.lane, None
-            if lane is not None:
-                self._worker.remove_lane(lane)
+            await self._drop_copy(min(idle, key=lambda other: other.last_used))
         lane = await asyncio.to_thread(self._build, entry.weights)
         self._worker.add_lane(lane)
         entry.lane = lane

@@ -133,16 +133,18 @@ class DecodeWorker:
         with self._changed:
             self._lanes.append(lane)
 
-    def remove_lane(self, lane: Lane) -> None:
-        """Forget a lane; what still runs there (calls that were given up) ends."""
+    def remove_lane(self, lane: Lane) -> Future[None]:
+        """Forget a lane; what still runs there (calls that were given up) ends. Done when nothing here refers to it."""
+        last = [lane]
 
         def drop() -> None:
-            lane.fail_all(EngineError("the adapter was unloaded while the request ran"))
+            gone = last.pop()  # a lane in the closure would outlive the future, and with it a copy of the model
+            gone.fail_all(EngineError("the adapter was unloaded while the request ran"))
             with self._changed:
-                if lane in self._lanes:
-                    self._lanes.remove(lane)
+                if gone in self._lanes:
+                    self._lanes.remove(gone)
 
-        self.run(drop)
+        return self.run(drop)
 
     def close(self, *, drain: bool, timeout_s: float) -> bool:
         """End the thread, after the queued work when ``drain``. False when it did not end in time."""
