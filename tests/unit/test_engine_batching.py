@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections import deque
 from collections.abc import AsyncGenerator, Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +18,7 @@ from tidegate.core.chat import encode_prompt
 from tidegate.core.errors import EngineBusyError, EngineError, RequestError
 from tidegate.core.types import ChoiceEnd, FinishReason, GenerationRequest, PromptTokens, TokenDelta
 from tidegate.engines.embedded.engine import EmbeddedEngine
+from tidegate.engines.embedded.waiting import WaitingRows
 
 SHARED = "You are a calculator. Use the tool for every question and answer in one short line. "
 
@@ -210,7 +211,7 @@ async def test_a_short_prompt_overtakes_a_long_one_and_both_answer_right(
 
     def admit_together() -> None:
         if len(lane.waiting) == 3:
-            lane.waiting = deque(sorted(lane.waiting, key=lambda row: row.prompt_length, reverse=long_first))
+            lane.waiting = WaitingRows(sorted(lane.waiting, key=lambda row: row.prompt_length, reverse=long_first))
             admit()
 
     def recorded(one: int, other: int, length: int) -> None:
@@ -372,7 +373,7 @@ async def test_rows_that_could_not_join_fail_and_rows_that_were_passed_over_wait
 
     def admit_together() -> None:
         if lane._rows or len(lane.waiting) == 3:
-            lane.waiting = deque(sorted(lane.waiting, key=lambda row: row.call.request.request_id))
+            lane.waiting = WaitingRows(sorted(lane.waiting, key=lambda row: row.call.request.request_id))
             admit()
 
     def without_memory(rows: int, columns: int) -> None:
@@ -433,3 +434,24 @@ async def test_closing_fails_what_runs_and_draining_lets_it_end(model_dir: Path)
     await until(lambda: lane_of(drained).has_work)
     await drained.close(drain=True)
     assert (await task)[1][0].finish_reason is not FinishReason.CANCELLED
+
+
+async def test_callers_take_turns_whatever_one_of_them_has_queued(model_dir: Path) -> None:
+    ended: list[str] = []
+
+    async def ask(engine: EmbeddedEngine, request: GenerationRequest) -> None:
+        await answer(engine, request)
+        ended.append(request.caller)
+
+    async with running(model_dir, max_batch=1) as engine:
+        blocker = engine.generate(endless(engine, "blocks the only slot"))
+        await anext(blocker)
+        await anext(blocker)
+        asked: list[asyncio.Task[None]] = []
+        for caller in ("many", "many", "many", "few", "many", "other"):
+            request = replace(call(f"{caller} {len(asked)}", max_tokens=2), caller=caller)
+            asked.append(asyncio.create_task(ask(engine, request)))
+            await until(lambda: len(lane_of(engine).waiting) == len(asked))
+        await blocker.aclose()
+        await asyncio.gather(*asked)
+    assert ended == ["many", "few", "other", "many", "many", "many"]

@@ -97,6 +97,7 @@ class GenerationRequest:
     ``passed`` holds the fields of a client's body for an engine that passes them on: everything but the model,
     messages, tools, how the answer travels, and who asks. None for calls of our own, which ``sampling`` describes
     whole; an engine that passes nothing on ignores it.
+    ``caller``: who takes turns with whom where an engine has a queue, e.g. a keyed hash of the user.
     """
 
     request_id: str
@@ -105,6 +106,7 @@ class GenerationRequest:
     sampling: Sampling = field(default_factory=Sampling)
     adapter: str | None = None
     passed: JsonObject | None = None
+    caller: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -42,7 +42,7 @@ class ChatCall:
     passed: JsonObject | None = None
 
     def engine_request(self, interaction_id: str, adapter: str | None) -> GenerationRequest:
-        """What the engine sees: nothing of who asks, nor of any declared task."""
+        """What the engine sees: of who asks a keyed hash, of any declared task nothing."""
         return GenerationRequest(
             request_id=interaction_id,
             messages=self.messages,
@@ -50,6 +50,7 @@ class ChatCall:
             sampling=self.sampling,
             adapter=adapter,
             passed=self.passed,
+            caller=self.identity.user_key,
         )
 
     def answer_shape(self, interaction_id: str, release_id: str, created_at: float) -> AnswerShape:

@@ -6,7 +6,6 @@ fits, computes one chunk of prompts and one token of every decoding row. Lives o
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Sequence
 
 import torch
@@ -17,6 +16,7 @@ from tidegate.engines.embedded.prefixes import BLOCK, PrefixStore
 from tidegate.engines.embedded.rows import Row, Vocabulary
 from tidegate.engines.embedded.sampling import sample
 from tidegate.engines.embedded.slots import SlotCache
+from tidegate.engines.embedded.waiting import WaitingRows
 
 # Prompt tokens computed between two decode steps: bounds how long running rows wait for a newcomer.
 _CHUNK_WHILE_DECODING = 256
@@ -49,7 +49,7 @@ class Lane:
         max_bytes: int,
     ) -> None:
         self.runner = runner
-        self.waiting: deque[Row] = deque()
+        self.waiting = WaitingRows()
         self._slots = slots
         self._store = store
         self._root = store.new_root()
@@ -100,29 +100,29 @@ class Lane:
 
     def _drop_cancelled(self) -> None:
         if any(row.call.cancelled for row in self.waiting):
-            self.waiting = deque(row for row in self.waiting if not row.call.cancelled)
+            self.waiting.drop_cancelled()
         for slot in reversed(range(len(self._rows))):
             row = self._rows[slot]
             row.siblings = [sibling for sibling in row.siblings if not sibling.call.cancelled]
             if row.call.cancelled:
-                self.waiting.extendleft(reversed(row.siblings))
+                self.waiting.put_back(row.siblings)
                 self._leave(slot)
 
     def _admit(self) -> None:
-        """Give slots to waiting rows in order, passing over those that another row's prompt will soon serve."""
+        """Give slots to waiting rows, callers in turn, passing over those that another row's prompt will soon serve."""
         free = self._max_rows - self.running
         if free <= 0 or not self.waiting:
             return
-        skipped: deque[Row] = deque()
+        skipped: list[Row] = []
         try:
-            while self.waiting and free > 0 and self._has_memory_for(self.waiting[0]):
-                row = self.waiting.popleft()
+            while self.waiting and free > 0 and self._has_memory_for(self.waiting.next()):
+                row = self.waiting.take()
                 if self._place(row):
                     free -= 1
                 else:
                     skipped.append(row)
         finally:
-            self.waiting.extendleft(reversed(skipped))
+            self.waiting.put_back(skipped)
 
     def _place(self, row: Row) -> bool:
         """Give a row a slot or a sibling that has one; False when another row's prompt will soon serve it."""
