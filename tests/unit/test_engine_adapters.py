@@ -29,7 +29,7 @@ from engine_fixtures import (
 )
 from tidegate.artifacts import CONFIG_FILE, MANIFEST_FILE, WEIGHTS_FILE, adapter_hash
 from tidegate.core.chat import encode_prompt
-from tidegate.core.errors import AdapterError, EngineBusyError, RequestError
+from tidegate.core.errors import AdapterError, EngineBusyError, EngineError, RequestError
 from tidegate.core.types import AdapterRef, TokenDelta
 from tidegate.engines.embedded.engine import EmbeddedEngine
 
@@ -246,6 +246,26 @@ async def test_a_copy_in_use_is_never_evicted(model_dir: Path, tmp_path: Path) -
         await stream.aclose()
         await engine.load(other)
         assert (await answer(engine, call(adapter="a")))[1][0].token_ids
+
+
+@pytest.mark.parametrize("error", [MemoryError(), RuntimeError("DefaultCPUAllocator: can't allocate memory")])
+async def test_an_adapter_without_memory_for_its_copy_is_refused_and_the_rest_goes_on(
+    model_dir: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: Exception
+) -> None:
+    def without_memory(*_: object) -> Any:
+        raise error
+
+    async with running(model_dir) as engine:
+        await engine.load(write_adapter(tmp_path / "a", model_dir))
+        ref = write_adapter(tmp_path / "b", model_dir, seed=2)
+        with monkeypatch.context() as patch:
+            patch.setattr("tidegate.engines.embedded.engine.merged_model", without_memory)
+            with pytest.raises(EngineError, match=r"'b' could not be merged .*model.max_resident_adapters"):
+                await engine.load(ref)
+        assert await names(engine) == ["a"]
+        assert (await answer(engine, call(adapter="a")))[1][0].token_ids
+        await engine.load(ref)
+        assert await names(engine) == ["a", "b"]
 
 
 async def test_swapping_under_load_fails_no_request(engine: EmbeddedEngine, model_dir: Path, tmp_path: Path) -> None:

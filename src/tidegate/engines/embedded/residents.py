@@ -12,7 +12,7 @@ import itertools
 from collections.abc import Callable, Generator
 from dataclasses import dataclass, field
 
-from tidegate.core.errors import AdapterError, EngineBusyError
+from tidegate.core.errors import AdapterError, EngineBusyError, EngineError
 from tidegate.core.types import AdapterRef
 from tidegate.engines.embedded.adapters import LoraWeights
 from tidegate.engines.embedded.give_back import give_back_memory
@@ -97,6 +97,7 @@ class Residents:
         Raises:
             AdapterError: the name is taken by other content.
             EngineBusyError: every resident adapter is in use.
+            EngineError: there is no memory for its copy.
         """
         async with self._merging:
             if self.known(weights.ref):
@@ -141,6 +142,7 @@ class Residents:
 
         Raises:
             EngineBusyError: it has no merged copy and every other one is in use.
+            EngineError: there is no memory for its copy.
         """
         if held.lane is None:
             async with self._merging:
@@ -178,7 +180,13 @@ class Residents:
                     "repeat later or raise model.max_resident_adapters"
                 )
             await self._drop_copy(min(idle, key=lambda other: other.last_used))
-        lane = await asyncio.to_thread(self._build, entry.weights)
+        try:
+            lane = await asyncio.to_thread(self._build, entry.weights)
+        except (MemoryError, RuntimeError) as error:  # torch reports memory that it cannot have as the latter
+            raise EngineError(
+                f"adapter {entry.name!r} could not be merged into a copy of the base: {str(error)[:200] or 'none'};"
+                " lower model.max_resident_adapters, or give this machine more memory"
+            ) from error
         self._worker.add_lane(lane)
         entry.lane = lane
         entry.last_used = next(self._ticks)
