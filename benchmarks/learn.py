@@ -2,7 +2,8 @@
 
 Calculator agent: 24 demonstrations make the seed model. It answers 9 tasks 7 times each (groups) and 63 tasks once
 (singletons), about as many tokens. From the groups STaR trains on what was right and GRPO on all of it; from the
-singletons GRPO has nothing to compare, while REINFORCE learns against earlier answers of the same kind. TRL trains by
+singletons GRPO has nothing to compare: rewards are held against earlier answers of the same kind instead, with the
+clipped ratio in three passes and by REINFORCE, which has no clip, in one. TRL trains by
 GRPO on the same groups with its defaults. Each result then answers 96 tasks that none of
 them saw, at temperature 1.
 
@@ -40,7 +41,8 @@ from tidegate.signals.tasks.convert import bfcl_demonstrations, bfcl_tasks
 
 PROMPTS, ANSWERS, SINGLES = 9, 7, 63
 GRPO = {"objective": "grpo", "epochs": 3, "batch_size": 16}
-SLICE = {"objective": "reinforce", "baseline": "slice", "epochs": 3, "batch_size": 16}
+SLICE = {"objective": "grpo", "baseline": "slice", "epochs": 3, "batch_size": 16}
+REINFORCE = {"objective": "reinforce", "baseline": "slice", "epochs": 1, "batch_size": 16}
 RATE = "5e-4"
 SHOWN, CALL_PROMPTS, CALL_ANSWERS, CALL_SINGLES, CALL_UNSEEN = 32, 24, 4, 96, 128
 CALLS = Sampling(temperature=0.7, max_tokens=96)
@@ -164,7 +166,8 @@ async def _compare(trial: _Trial, agent: SmallAgent, first: AdapterRef, asked: _
         "STaR, groups": lambda: agent.train(right, first, seed, epochs=3) if right else first,
         "GRPO, groups": lambda: agent.train(scored, first, seed, **GRPO),
         "STaR, singletons": lambda: agent.train(right_single, first, seed, epochs=3) if right_single else first,
-        "REINFORCE with slice baseline, singletons": lambda: agent.train(scored_single, first, seed, **SLICE),
+        "clipped ratio with slice baseline, singletons": lambda: agent.train(scored_single, first, seed, **SLICE),
+        "REINFORCE with slice baseline, singletons": lambda: agent.train(scored_single, first, seed, **REINFORCE),
     }
     if peer is not None:
         ways[f"{_PEER}, groups, its defaults"] = lambda: peer(agent, scored, first, "default")

@@ -2,14 +2,13 @@
 
 Runs in an environment that holds TRL and nothing of Tidegate. ``RATE`` is a learning rate or ``default``; everything
 else is TRL's default except what the data fixes: as many answers a prompt and a step as were recorded. The recorded
-answers and their rewards stand in for the generation and are trained on once. TRL takes groups of one size: prompts
-with fewer answers than most have are left out, and of more the last ones; the last line says how many answers remain.
+answers and their rewards stand in for the generation and are trained on once. TRL takes groups of one size: the one
+that keeps most answers. Prompts with fewer are left out, and of more the last ones; the last line says how many remain.
 """
 
 from __future__ import annotations
 
 import json
-import statistics
 import sys
 import tempfile
 from pathlib import Path
@@ -32,7 +31,8 @@ model = PeftModel.from_pretrained(base, adapter_path, is_trainable=True)
 groups: dict[str, list[dict[str, Any]]] = {}
 for example in examples:
     groups.setdefault(example["group"], []).append(example)
-most = statistics.mode(map(len, groups.values()))
+sizes = sorted({len(made) for made in groups.values()} - {1})
+most = max(sizes, key=lambda size: size * sum(len(made) >= size for made in groups.values()))
 groups = {name: made[:most] for name, made in groups.items() if len(made) >= most}  # TRL takes groups of one size
 opening = {name: made[0]["loss_mask"].index(1) for name, made in groups.items()}
 
