@@ -30,6 +30,7 @@ TASK = Task(
     kind="sum",
     environment="calculator",
     json_schema='{"type":"object","properties":{"z":{},"a":{}}}',
+    tool_choice="calc",
 )
 
 

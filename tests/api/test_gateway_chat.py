@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+from typing import Any
 
 import pytest
 from openai import BadRequestError, NotFoundError
@@ -11,6 +12,7 @@ from pydantic import BaseModel
 
 from fake_engine import END_TOKEN, token_id
 from gateway_world import BASE_RELEASE, CALCULATOR, MODEL, NEXT_RELEASE, NOW, World, ask, running_world
+from tidegate.core.chat import ANY_TOOL
 from tidegate.core.hashing import ordered_json
 from tidegate.core.types import FinishReason, Split
 
@@ -200,11 +202,9 @@ async def test_parallel_tool_calls_false_gives_one_call(world: World) -> None:
 @pytest.mark.parametrize(
     ("fields", "param"),
     [
-        ({"tool_choice": "required", "tools": [CALCULATOR]}, "tool_choice"),
-        (
-            {"tool_choice": {"type": "function", "function": {"name": "calculator"}}, "tools": [CALCULATOR]},
-            "tool_choice",
-        ),
+        ({"tool_choice": "always", "tools": [CALCULATOR]}, "tool_choice"),
+        ({"tool_choice": {"type": "allowed_tools", "allowed_tools": {}}, "tools": [CALCULATOR]}, "tool_choice"),
+        ({"tool_choice": {"type": "function", "function": {"name": "*"}}, "tools": [CALCULATOR]}, "tool_choice"),
         ({"response_format": {"type": "json_object"}, "tools": [CALCULATOR]}, None),
     ],
 )
@@ -213,6 +213,36 @@ async def test_what_cannot_be_honoured_is_refused(world: World, fields: dict[str
         with pytest.raises(BadRequestError, match="is not supported by this engine") as caught:
             await client.chat.completions.create(**ask(**fields))
     assert caught.value.param == param
+    assert not world.engine.requests
+
+
+@pytest.mark.parametrize(
+    ("tool_choice", "wanted"),
+    [("required", ANY_TOOL), ({"type": "function", "function": {"name": "calculator"}}, "calculator"), ("auto", None)],
+)
+async def test_a_call_that_must_be_made_reaches_the_engine_and_the_record(
+    world: World, tool_choice: Any, wanted: str | None
+) -> None:
+    async with world.client() as client:
+        metadata = {"tidegate_verifier": "numeric", "tidegate_reference": "4"}
+        fields = {"tools": [CALCULATOR], "tool_choice": tool_choice, "metadata": metadata}
+        await client.chat.completions.create(**ask(**fields))
+        await client.chat.completions.create(**ask(**fields, store=False))
+    assert [request.sampling.tool_choice for request in world.engine.requests] == [wanted, wanted]
+    kept, unkept = world.recorder.interactions.values()
+    assert (kept.sampling.tool_choice, unkept.sampling.tool_choice) == (wanted, None)
+    assert kept.sampling.unfiltered is (wanted is None)
+    assert kept.task is not None
+    assert kept.task.tool_choice == wanted  # asked again, its first answer must call too
+
+
+@pytest.mark.parametrize("tools", [[], [CALCULATOR]])
+async def test_a_call_of_what_is_not_offered_is_refused(world: World, tools: list[Any]) -> None:
+    named = {"type": "function", "function": {"name": "search"}}
+    async with world.client() as client:
+        for choice in ("required", named) if not tools else (named,):
+            with pytest.raises(BadRequestError, match="offer what must be called"):
+                await client.chat.completions.create(**ask(tools=tools or None, tool_choice=choice))
     assert not world.engine.requests
 
 

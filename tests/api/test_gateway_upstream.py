@@ -72,7 +72,7 @@ async def test_tools_are_called_through_the_upstream(before: Any) -> None:
         await client.chat.completions.create(model=MODEL, messages=[*turn, result], tools=TOOLS, max_tokens=5)
         assert server.body["messages"][-1] == result
         record = world.recorder.interactions[first.id]
-        exact = before is before_vllm
+        exact = before is not before_openai
         assert (record.choices[0].token_exact, bool(record.choices[0].token_ids)) == (exact, exact)
         assert len(record.choices[0].logprobs) == len(record.choices[0].token_ids)
 
@@ -128,10 +128,24 @@ async def test_vllm_gets_no_field_that_would_change_what_is_sampled_behind_the_r
         assert server.body["min_p"] == 0.0
         assert "logit_bias" not in server.body
         assert world.only_record.sampling.unfiltered
-        with pytest.raises(openai.BadRequestError, match="tool_choice"):
-            await client.chat.completions.create(
-                model=MODEL, messages=MESSAGES, tools=TOOLS, tool_choice="required", max_tokens=5
-            )
+        assert "tool_choice" not in server.body
+
+
+NAMED: Any = {"type": "function", "function": {"name": "calculator"}}
+
+
+@pytest.mark.parametrize("choice", ["required", NAMED])
+@pytest.mark.parametrize("before", [before_vllm, before_openai])
+async def test_a_call_that_must_be_made_is_asked_of_the_upstream(before: Any, choice: Any) -> None:
+    async with before() as (world, server), world.client() as client:
+        asked: Any = {"model": MODEL, "messages": MESSAGES, "tools": TOOLS, "max_tokens": 200}
+        await client.chat.completions.create(**asked, tool_choice=choice, parallel_tool_calls=False)
+        assert (server.body["tool_choice"], server.body["parallel_tool_calls"]) == (choice, False)
+        assert not world.only_record.sampling.unfiltered  # no sample of the policy
+        await client.chat.completions.create(**asked)
+        assert not {"tool_choice", "parallel_tool_calls"} & set(server.body)
+        with pytest.raises(openai.BadRequestError, match="offer what must be called"):
+            await client.chat.completions.create(model=MODEL, messages=MESSAGES, tool_choice=choice)
 
 
 async def test_token_ids_and_logprobs_reach_the_client_that_asks() -> None:

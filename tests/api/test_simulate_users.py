@@ -213,6 +213,13 @@ async def test_simulate_requests_carry_identity_task_and_sampling(serve: Any) ->
     assert "frequency_penalty" not in bodies[0]
 
 
+async def test_simulate_users_ask_once_for_the_tasks_call(serve: Any) -> None:
+    server = await serve(expert)
+    await play(server, [replace(TASKS[0], tool_choice="calculator")])
+    named = {"type": "function", "function": {"name": "calculator"}}
+    assert [body.get("tool_choice") for body, _ in server.requests] == [named, None]
+
+
 async def test_simulate_users_ask_for_the_tasks_schema(serve: Any) -> None:
     schema = '{"type":"object","properties":{"z":{},"a":{}}}'
     task = Task(

@@ -45,7 +45,8 @@ def store(make_store: Callable[[Role], Store]) -> Store:
 
 def test_an_interaction_comes_back_exactly_as_it_was(store: Store):
     schema = '{"type":"object","properties":{"z":{},"a":{"const":"\u00e9"}}}'
-    record = interaction(sampling=Sampling(temperature=0.7, stop=("\n",), seed=2**80, n=2, json_schema=schema))
+    held = {"json_schema": schema, "tool_choice": "calc", "parallel_tool_calls": False}
+    record = interaction(sampling=Sampling(temperature=0.7, stop=("\n",), seed=2**80, n=2, **held))
     assert store.append_interactions([record]) == 1
     found = store.get_interaction("i1")
     assert found == record

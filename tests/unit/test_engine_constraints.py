@@ -20,6 +20,7 @@ from tidegate.core.hashing import ordered_json
 from tidegate.core.types import FinishReason, TokenDelta
 from tidegate.engines.embedded.constraints import Constraint, Grammars
 from tidegate.engines.embedded.engine import EmbeddedEngine
+from tidegate.engines.embedded.forms import schema_form
 
 POINT: dict[str, Any] = {
     "type": "object",
@@ -162,7 +163,7 @@ def allows(constraint: Constraint) -> set[int]:
 
 
 def constraint_of(schema: Any) -> Constraint:
-    (made,) = asyncio.run(GRAMMARS.constraints(ordered_json(schema), 1))
+    (made,) = asyncio.run(GRAMMARS.constraints(schema_form(ordered_json(schema)), 1))
     return made
 
 
@@ -179,7 +180,7 @@ def test_the_end_is_allowed_only_when_the_answer_is_whole() -> None:
 
 
 def test_constraints_of_one_schema_do_not_share_their_place() -> None:
-    one, other = asyncio.run(GRAMMARS.constraints(ordered_json({"enum": ["ab"]}), 2))
+    one, other = asyncio.run(GRAMMARS.constraints(schema_form(ordered_json({"enum": ["ab"]})), 2))
     before = allows(other)
     one.accept(TOKENIZER.convert_tokens_to_ids('"'))
     assert allows(one) != before

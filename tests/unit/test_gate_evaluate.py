@@ -21,6 +21,7 @@ from gate_engine import (
     make_tasks,
     share,
 )
+from tidegate.core.chat import ANY_TOOL
 from tidegate.core.errors import GateError, StoreError
 from tidegate.core.gate.evidence import outcomes_of
 from tidegate.core.types import Answer, GenerationRequest, Outcome, Sampling, Task
@@ -119,6 +120,27 @@ async def test_an_answer_is_held_to_its_tasks_schema_and_to_no_other(engine: Scr
         "one-0": '{"type":"object"}',
         "two-0": None,
     }
+
+
+async def test_only_the_first_answer_must_call_what_its_task_asks_for(engine: ScriptedEngine) -> None:
+    tasks = [replace(make_task("one", with_tools=True), tool_choice="look"), make_task("two", with_tools=True)]
+    sampling = seeded(Sampling(tool_choice=ANY_TOOL, parallel_tool_calls=False), "seed")
+    await evaluate(engine, None, "b" * 64, tasks, sampling=sampling, grading=make_grading())
+    assert {r.request_id.split("-", 2)[2]: r.sampling.tool_choice for r in engine.requests} == {
+        "one-0": "look",
+        "one-1": None,
+        "two-0": None,
+        "two-1": None,
+    }
+    assert not any(r.sampling.parallel_tool_calls for r in engine.requests)
+
+
+def test_a_record_of_the_settings_holds_what_is_unusual() -> None:
+    for parallel in (True, False):
+        decoding = Sampling(temperature=0.5, stop=("x",), parallel_tool_calls=parallel)
+        kept = decoding_to_json(replace(decoding, tool_choice="f", seed=3))
+        assert ("parallel_tool_calls" in kept) is not parallel  # earlier records do not have it
+        assert decoding_from_json(kept) == decoding
 
 
 async def test_tools_are_executed_and_the_answer_after_them_is_judged(engine: ScriptedEngine) -> None:

@@ -788,7 +788,7 @@ async def test_which_calls_are_measured_depends_on_the_candidate_and_takes_every
     few = {"t1": made["t001"], "t2": made["t002"]}
     assert [c.prompt_token_ids for c in measured_calls(few, salt="s")] == [(0,), (0,), (1,), (1,)]
     held = {
-        "t1": [call("t1", 0, json_schema="{}")],
+        "t1": [call("t1", 0, json_schema="{}"), call("t1", 0, tool_choice="f")],
         "t2": [replace(call("t2", 0), choice=replace(one[0].choice, token_ids=()))],
     }
     assert measured_calls(held, salt="s") == []

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from tidegate.core.chat import ANY_TOOL
 from tidegate.core.errors import TaskFileError
 from tidegate.core.types import Task
 from tidegate.signals import builtin_environments, builtin_verifiers
@@ -57,6 +58,7 @@ def test_tasks_file_reads_back_what_was_written(tmp_path: Path) -> None:
             reference=[{"f": {"x": [1, ""]}}],
             kind="k",
             environment="calculator",
+            tool_choice="f",
         ),
         Task(id="b", messages=({"role": "user", "content": "?"},), verifier="exact_text", reference="yes"),
         Task(
@@ -66,9 +68,17 @@ def test_tasks_file_reads_back_what_was_written(tmp_path: Path) -> None:
             reference="yes",
             json_schema='{"type":"object","properties":{"z":{"const":"\u00e9"},"a":{}}}',
         ),
+        Task(
+            id="d",
+            messages=({"role": "user", "content": "?"},),
+            tools=(tool,),
+            verifier="exact_text",
+            reference="yes",
+            tool_choice=ANY_TOOL,
+        ),
     ]
     path = tmp_path / "tasks.jsonl"
-    assert write_tasks(path, tasks) == 3
+    assert write_tasks(path, tasks) == 4
     assert read(path) == tasks
 
 
@@ -90,6 +100,8 @@ def test_tasks_file_reads_back_what_was_written(tmp_path: Path) -> None:
         (GOOD | {"environment": ["shell"]}, "'environment'", "['shell']", "'calculator'"),
         (GOOD | {"json_schema": "{}"}, "'json_schema'", "'{}'", "an object"),
         (GOOD | {"json_schema": {}, "environment": "calculator"}, "'json_schema'", "{}", "without tools"),
+        (GOOD | {"tool_choice": "required"}, "'tool_choice'", "'required'", "one of []"),
+        (GOOD | {"tool_choice": "f", "environment": "calculator"}, "'tool_choice'", "'f'", "['calculator']"),
         (GOOD | {"messages": []}, "'messages'", "[]", "one or more"),
         (GOOD | {"messages": "hi"}, "'messages'", "'hi'", "one or more"),
         (GOOD | {"messages": ["hi"]}, "'messages[0]'", "'hi'", '"role"'),

@@ -18,6 +18,8 @@ from tidegate.core.types import JsonObject, Messages, Tools
 
 TOOL_CALL_OPEN = "<tool_call>"
 TOOL_CALL_CLOSE = "</tool_call>"
+ANY_TOOL = "*"
+"""``Sampling.tool_choice`` for a call of whichever tool; no function has this name."""
 
 
 class ChatTokenizer(Protocol):
@@ -42,6 +44,20 @@ class ParsedCompletion:
 def response_format(schema: str) -> JsonObject:
     """OpenAI's ``response_format`` for a JSON Schema given as JSON text. It wants a name, which nothing here reads."""
     return {"type": "json_schema", "json_schema": {"name": "answer", "schema": json.loads(schema), "strict": True}}
+
+
+def tool_choice(wanted: str) -> str | JsonObject:
+    """OpenAI's ``tool_choice`` for one of :class:`Sampling`."""
+    return "required" if wanted == ANY_TOOL else {"type": "function", "function": {"name": wanted}}
+
+
+def wanted_tool(choice: object) -> str | None:
+    """Inverse of :func:`tool_choice`; None for anything that asks for no call."""
+    if choice == "required":
+        return ANY_TOOL
+    function = choice.get("function") if isinstance(choice, Mapping) and choice.get("type") == "function" else None
+    name = function.get("name") if isinstance(function, Mapping) else None
+    return name if isinstance(name, str) and name and name != ANY_TOOL else None
 
 
 def template_knows_tools(tokenizer: ChatTokenizer) -> bool:
@@ -147,7 +163,7 @@ def parse_completion(text: str, *, call_id_seed: str) -> ParsedCompletion:
         visible.append(before)
         if not opened:
             break
-        body, _, rest = after.partition(TOOL_CALL_CLOSE)
+        body, rest = split_tool_call(after, whole=True) or (after, "")
         call = parse_tool_call(body, call_id=f"{call_id_seed}:{len(calls)}")
         if call is None:
             invalid = True
@@ -155,6 +171,36 @@ def parse_completion(text: str, *, call_id_seed: str) -> ParsedCompletion:
         else:
             calls.append(call)
     return ParsedCompletion(text="".join(visible), tool_calls=tuple(calls), invalid=invalid)
+
+
+def split_tool_call(text: str, *, whole: bool) -> tuple[str, str] | None:
+    """The body of the call whose opening tag stands before ``text``, and what follows its closing tag.
+
+    A closing tag inside a string of the call's JSON ends nothing: while the body up to a tag is no call and leaves a
+    string open, the next tag is looked at. Where none of them fits, the first one ends the call, which is then invalid.
+
+    Args:
+        text: what follows the opening tag, as far as it is known.
+        whole: whether nothing more will come.
+
+    Returns:
+        None where more text may decide, and where ``whole`` text has no closing tag.
+    """
+    first = at = text.find(TOOL_CALL_CLOSE)
+    while at >= 0:
+        body = text[:at]
+        if parse_tool_call(body, call_id="") is not None:
+            return body, text[at + len(TOOL_CALL_CLOSE) :]
+        if not _leaves_a_string_open(body):
+            break
+        at = text.find(TOOL_CALL_CLOSE, at + 1)
+    if first < 0 or (at < 0 and not whole):
+        return None
+    return text[:first], text[first + len(TOOL_CALL_CLOSE) :]
+
+
+def _leaves_a_string_open(json_text: str) -> bool:
+    return json_text.replace("\\\\", "").replace('\\"', "").count('"') % 2 == 1
 
 
 def parse_tool_call(body: str, *, call_id: str) -> JsonObject | None:

@@ -12,6 +12,8 @@ from enum import StrEnum
 from pathlib import Path
 from typing import Any, TypeAlias
 
+from tidegate.core.sampling import Sampling
+
 Json: TypeAlias = Any
 JsonObject: TypeAlias = Mapping[str, Any]
 Messages: TypeAlias = tuple[JsonObject, ...]
@@ -42,39 +44,6 @@ class Outcome(StrEnum):
     PASS = "pass"  # noqa: S105 - a verdict, no password
     FAIL = "fail"
     ABSTAIN = "abstain"
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Sampling:
-    """Decoding settings of one call.
-
-    ``temperature`` >= 0 (0 is greedy), ``top_p`` in (0, 1], ``top_k`` >= 0 (0 is off), ``max_tokens`` >= 1,
-    ``n`` >= 1, penalties in [-2, 2], ``top_logprobs`` in [0, 20]. ``json_schema``: text of a JSON Schema that the
-    answer must match, None for free text; properties are written in its order. ``distribution_known`` is of records
-    only: False where these settings and the recorded log-probabilities may not describe what was sampled from, because
-    an upstream's own defaults or fields unknown to us took part; what the client left out then says nothing.
-    """
-
-    temperature: float = 1.0
-    top_p: float = 1.0
-    top_k: int = 0
-    max_tokens: int = 256
-    n: int = 1
-    seed: int | None = None
-    stop: tuple[str, ...] = ()
-    presence_penalty: float = 0.0
-    frequency_penalty: float = 0.0
-    top_logprobs: int = 0
-    json_schema: str | None = None
-    distribution_known: bool = True
-
-    @property
-    def unfiltered(self) -> bool:
-        """Whether tokens are drawn from the model's own distribution, which their log-probabilities are of: known, and
-        neither greedily nor with top-p, top-k, penalties or a schema."""
-        shaped = self.presence_penalty != 0.0 or self.frequency_penalty != 0.0 or self.json_schema is not None
-        filtered = self.top_p < 1.0 or self.top_k > 0
-        return self.distribution_known and self.temperature > 0.0 and not filtered and not shaped
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -190,8 +159,8 @@ class Task:
 
     ``kind`` is the slice that reports and guardrails are split by. ``reference`` is whatever the named
     verifier compares with. ``environment`` names the registered environment that executes tool calls,
-    None when the task has no tools to execute (a tool call then ends the episode). ``json_schema`` as in
-    :class:`Sampling`: what every answer is held to.
+    None when the task has no tools to execute (a tool call then ends the episode). Every answer is held to
+    ``json_schema``, the first one to ``tool_choice``, both as in :class:`Sampling`.
     """
 
     id: str
@@ -202,6 +171,7 @@ class Task:
     kind: str = "default"
     environment: str | None = None
     json_schema: str | None = None
+    tool_choice: str | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

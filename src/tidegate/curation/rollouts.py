@@ -144,7 +144,13 @@ def _checked_lines(path: Path, expected: str) -> list[dict[str, Any]]:
     return [json.loads(line) for line in lines if line]
 
 
-_USUAL: Mapping[str, Any] = {"token_exact": True, "distribution_known": True, "json_schema": None}
+_USUAL: Mapping[str, Any] = {
+    "token_exact": True,
+    "distribution_known": True,
+    "json_schema": None,
+    "tool_choice": None,
+    "parallel_tool_calls": True,
+}
 
 
 def _lines(things: Sequence[Judged | Fresh]) -> bytes:

@@ -94,9 +94,11 @@ def arm_of(stages: CycleStages, sha256: str | None) -> Arm:
 
 
 def traffic_decoding(episodes: Sequence[Episode]) -> Sampling:
-    """The sampling settings that most main-line calls of the traffic used; seeds, ``n`` and schemas left out."""
+    """The sampling settings that most main-line calls of the traffic used; seeds, ``n`` and forms left out."""
     settings = Counter(
-        replace(call.sampling, seed=None, n=1, top_logprobs=0, json_schema=None, distribution_known=True)
+        replace(
+            call.sampling, seed=None, n=1, top_logprobs=0, json_schema=None, tool_choice=None, distribution_known=True
+        )
         for episode in episodes
         for call in episode.interactions
         if call.main_line

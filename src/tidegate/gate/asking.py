@@ -19,7 +19,7 @@ SEED_RULE = "sha256(seed, task id, call number)"
 Keep: TypeAlias = Callable[[Answer], Awaitable[None]]
 
 _ATTEMPTS = 2  # a second engine error in a row is hardly chance
-_SET_PER_CALL = ("n", "seed", "top_logprobs", "json_schema", "distribution_known")
+_SET_PER_CALL = ("n", "seed", "top_logprobs", "json_schema", "tool_choice", "distribution_known")
 
 
 async def ask(
@@ -128,11 +128,20 @@ def unique(tasks: Sequence[Task]) -> tuple[Task, ...]:
 
 
 def seeded(decoding: Sampling, seed: str) -> SamplingOf:
-    """``decoding`` with one choice, the task's schema and a seed of its own for each call, equal for every arm."""
+    """``decoding`` with one choice and a seed of its own for each call, equal for every arm.
+
+    Every answer is held to the task's schema, the first one to the call that the task asks for.
+    """
 
     def sampling(task: Task, call_number: int) -> Sampling:
-        chosen = call_seed(seed, task.id, call_number)
-        return replace(decoding, n=1, top_logprobs=0, seed=chosen, json_schema=task.json_schema)
+        return replace(
+            decoding,
+            n=1,
+            top_logprobs=0,
+            seed=call_seed(seed, task.id, call_number),
+            json_schema=task.json_schema,
+            tool_choice=task.tool_choice if call_number == 0 else None,
+        )
 
     return sampling
 
@@ -140,6 +149,8 @@ def seeded(decoding: Sampling, seed: str) -> SamplingOf:
 def decoding_to_json(decoding: Sampling) -> dict[str, Any]:
     """The settings that shape the distribution sampled from, as a record holds them."""
     values = {name: value for name, value in asdict(decoding).items() if name not in _SET_PER_CALL}
+    if decoding.parallel_tool_calls:  # usual, and unknown to records from before there was a choice
+        del values["parallel_tool_calls"]
     return {**values, "stop": list(decoding.stop)}
 
 

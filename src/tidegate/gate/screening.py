@@ -78,14 +78,14 @@ def measured_calls(calls: Mapping[str, Sequence[Call]], *, salt: str) -> list[Ca
 
     Which tasks come first follows from a hash of their ids with ``salt``; with the candidate's own content hash as the
     salt, nobody can train a candidate that behaves on just those. Calls without a sampled token are left out, and those
-    whose answer was held to a schema: they are no samples of the weights' own distribution.
+    whose answer was held to a schema or a tool: they are no samples of the weights' own distribution.
 
     Args:
         calls: by task id, in the order of each episode.
         salt: of the order.
     """
     usable = {
-        task_id: [call for call in made if call.choice.token_ids and call.sampling.json_schema is None]
+        task_id: [call for call in made if call.choice.token_ids and not call.sampling.constrained]
         for task_id, made in calls.items()
     }
     order = sorted(usable, key=lambda task_id: content_hash([salt, task_id]))

@@ -88,7 +88,13 @@ def plan_call(raw: JsonObject, headers: Headers, deps: GatewayDependencies, *, s
     sampling = chat.sampling()
     task = None
     if identity.main_line:
-        task = declared_task(chat.metadata or {}, messages, tools, json_schema=sampling.json_schema)
+        task = declared_task(
+            chat.metadata or {},
+            messages,
+            tools,
+            json_schema=sampling.json_schema,
+            tool_choice=sampling.tool_choice,
+        )
     if task is not None:
         deps.check_task(task)
     return ChatCall(
@@ -131,7 +137,7 @@ def to_record(
         created_at=call.created_at,
         messages=call.messages if keep else (),
         tools=call.tools if keep else (),
-        sampling=fold.as_sampled(call.sampling if keep else replace(call.sampling, stop=(), json_schema=None)),
+        sampling=fold.as_sampled(call.sampling if keep else _emptied_settings(call.sampling)),
         prompt_token_ids=fold.prompt_token_ids if keep else (),
         choices=tuple(choice if keep else _emptied(choice) for choice in fold.all_choices(call.sampling.n)),
         release_id=release_id,
@@ -141,6 +147,10 @@ def to_record(
         consent=keep,
         task=call.task if keep else None,
     )
+
+
+def _emptied_settings(sampling: Sampling) -> Sampling:
+    return replace(sampling, stop=(), json_schema=None, tool_choice=None)
 
 
 def _emptied(choice: Choice) -> Choice:

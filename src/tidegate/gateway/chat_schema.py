@@ -21,6 +21,7 @@ from pydantic import (
     model_validator,
 )
 
+from tidegate.core.chat import ANY_TOOL, wanted_tool
 from tidegate.core.hashing import ordered_json
 from tidegate.core.json_schemas import check_schema
 from tidegate.core.types import JsonObject, Sampling
@@ -149,9 +150,12 @@ def _is_passed_on(info: ValidationInfo) -> bool:
 
 
 def _tool_choice(value: Any, info: ValidationInfo) -> Any:
-    if value in (None, "auto", "none") or _is_passed_on(info):
+    if value in (None, "auto", "none") or wanted_tool(value) is not None or _is_passed_on(info):
         return value
-    raise ValueError(f"this tool_choice {_NOT_HONOURED}, which cannot force a call; choose 'auto' or 'none'")
+    raise ValueError(
+        f"tool_choice {shown(value)} {_NOT_HONOURED}; choose 'auto', 'none', 'required' or "
+        "{'type': 'function', 'function': {'name': ...}}"
+    )
 
 
 class JsonSchema(_Body):
@@ -228,12 +232,20 @@ class ChatRequest(_Body):
         twice = next((name for name in names if names.count(name) > 1), None)
         if twice is not None:
             raise ValueError(f"'tools' names the function {twice!r} twice; names must differ")
+        self._check_wanted_tool(names)
         if names and self.tool_choice != "none" and self._schema_text() is not None:
             raise ValueError(
                 f"response_format beside 'tools' {_NOT_HONOURED}, which would have to "
                 "choose between a call and an answer; leave one out, or send 'tool_choice': 'none'"
             )
         return self
+
+    def _check_wanted_tool(self, names: list[str]) -> None:
+        wanted = wanted_tool(self.tool_choice)
+        if wanted is not None and (not names if wanted == ANY_TOOL else wanted not in names):
+            raise ValueError(
+                f"'tool_choice' is {shown(self.tool_choice)} and 'tools' names {names}; offer what must be called"
+            )
 
     def _schema_text(self) -> str | None:
         """The schema to hold to here, None for free text and for what the server behind the gateway holds to."""
@@ -253,6 +265,8 @@ class ChatRequest(_Body):
             "frequency_penalty": self.frequency_penalty,
             "top_logprobs": self.top_logprobs,
             "json_schema": self._schema_text(),
+            "tool_choice": wanted_tool(self.tool_choice),
+            "parallel_tool_calls": self.parallel_tool_calls,
         }
         return Sampling(**{name: value for name, value in given.items() if value is not None})
 

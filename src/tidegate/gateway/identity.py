@@ -118,7 +118,12 @@ def _line(metadata: Mapping[str, str], headers: Headers) -> str:
 
 
 def declared_task(
-    metadata: Mapping[str, str], messages: Messages, tools: Tools, *, json_schema: str | None
+    metadata: Mapping[str, str],
+    messages: Messages,
+    tools: Tools,
+    *,
+    json_schema: str | None,
+    tool_choice: str | None = None,
 ) -> Task | None:
     """The replayable task that the first call of an episode declares through ``metadata``, if it does.
 
@@ -146,6 +151,8 @@ def declared_task(
     identity: dict[str, Any] = {"messages": messages, "tools": tools, "verifier": verifier, "reference": answer}
     if json_schema is not None:
         identity["json_schema"] = json_schema
+    if tool_choice is not None:
+        identity["tool_choice"] = tool_choice
     return Task(
         id=f"task-{content_hash(identity)[:16]}",
         messages=messages,
@@ -155,6 +162,7 @@ def declared_task(
         kind=metadata.get("tidegate_kind") or "default",
         environment=metadata.get("tidegate_environment") or None,
         json_schema=json_schema,
+        tool_choice=tool_choice,
     )
 
 

@@ -10,7 +10,7 @@ from typing import Any
 
 import openai
 
-from tidegate.core.chat import response_format
+from tidegate.core.chat import response_format, tool_choice
 from tidegate.core.errors import ConfigError
 from tidegate.core.rollout import DEFAULT_MAX_CALLS, run_episode
 from tidegate.core.types import Choice, Messages, Outcome, Sampling, Task
@@ -132,6 +132,8 @@ class Player:
             parameters["tools"] = [dict(tool) for tool in task.tools]
         if task.json_schema is not None:
             parameters["response_format"] = response_format(task.json_schema)
+        if task.tool_choice is not None and number == 0:
+            parameters["tool_choice"] = tool_choice(task.tool_choice)
         if sampling.seed is not None:
             parameters["seed"] = sampling.seed + index * self._options.max_calls + number
         if sampling.stop:

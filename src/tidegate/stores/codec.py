@@ -145,6 +145,7 @@ def task_json(task: Task, what: str) -> str:
         "kind": task.kind,
         "environment": task.environment,
         "json_schema": task.json_schema,
+        "tool_choice": task.tool_choice,
     }
     return to_json(fields, what, canonical=False)
 

@@ -22,6 +22,7 @@ from tidegate.core.types import (
 )
 from tidegate.engines.embedded.adapters import LoraWeights, merged_model, read_adapter
 from tidegate.engines.embedded.constraints import Constraint, Grammars
+from tidegate.engines.embedded.forms import form_of
 from tidegate.engines.embedded.forward import Runner
 from tidegate.engines.embedded.lane import Lane
 from tidegate.engines.embedded.loading import BaseModel, choose_dtype, load_base
@@ -181,7 +182,7 @@ class EmbeddedEngine:
         Raises:
             AdapterError: ``request.adapter`` is not loaded.
             RequestError: the prompt leaves no room for one token, the template refuses the messages, or the answer
-                can't be held to the JSON schema.
+                can't be held to its JSON schema or its tools.
             EngineBusyError: the queue is full.
             EngineError: the engine failed or was closed.
         """
@@ -308,8 +309,9 @@ class EmbeddedEngine:
     async def _samplers(self, state: _Running, request: GenerationRequest) -> list[RowSampler]:
         sampling = request.sampling
         held: Sequence[Constraint | None] = [None] * sampling.n
-        if sampling.json_schema is not None:
-            held = await state.grammars.constraints(sampling.json_schema, sampling.n)
+        form = form_of(request)
+        if form is not None:
+            held = await state.grammars.constraints(form, sampling.n)
         seed = self._entropy.getrandbits(_SEED_BITS) if sampling.seed is None else sampling.seed
         return [
             RowSampler(sampling=sampling, stream=choice_stream(seed, index), constraint=constraint)

@@ -76,11 +76,12 @@ class Row:
 
     def _nothing_to_say(self) -> TidegateError:
         request = self.call.request
-        fault = "" if self.sampler.constraint is None else self.sampler.constraint.fault
-        if fault:
+        constraint = self.sampler.constraint
+        if constraint is not None and constraint.fault:
             return RequestError(  # the schema is the client's, not the engine's fault
-                f"the answer can't be held to its JSON schema any further ({fault.splitlines()[0][:200]}); simplify it",
-                param="response_format",
+                f"the answer can't be held to {constraint.form.what} any further "
+                f"({constraint.fault.splitlines()[0][:200]}); simplify it",
+                param=constraint.form.param,
             )
         return EngineError(
             f"the model gave no finite logits for request {request.request_id!r} (adapter {request.adapter!r}); the "
@@ -135,6 +136,7 @@ def rows_of(call: Call, *, limit: int, samplers: Collection[RowSampler], vocabul
                 hidden=vocabulary.end_ids,
                 stops=request.sampling.stop,
                 call_id_seed=f"{request.request_id}:{index}" if request.tools else None,
+                one_call=not request.sampling.parallel_tool_calls,
             ),
             tokens=list(call.prompt),
         )

@@ -11,7 +11,7 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from tidegate.core.chat import TOOL_CALL_CLOSE, TOOL_CALL_OPEN, parse_tool_call
+from tidegate.core.chat import TOOL_CALL_OPEN, parse_tool_call, split_tool_call
 from tidegate.core.types import JsonObject
 
 _BROKEN = "\ufffd"
@@ -116,33 +116,37 @@ class ToolCallFilter:
     def feed(self, text: str) -> Piece:
         """The visible text and the calls that became certain."""
         self._held += text
-        visible: list[str] = []
-        calls: list[JsonObject] = []
-        while True:
-            before, tag, rest = self._held.partition(TOOL_CALL_CLOSE if self._inside else TOOL_CALL_OPEN)
-            if not tag:
-                break
-            self._held = rest
-            if self._inside:
-                self._close(before, visible, calls)
-            else:
-                visible.append(before)
-            self._inside = not self._inside
-        if not self._inside:
-            keep = _overlap(self._held, TOOL_CALL_OPEN)
-            visible.append(self._held[: len(self._held) - keep])
-            self._held = self._held[len(self._held) - keep :]
-        return Piece(text="".join(visible), tool_calls=tuple(calls))
+        return self._taken(whole=False)
 
     def finish(self) -> Piece:
         """What was held back; a call that was never closed counts when it parses."""
+        return self._taken(whole=True)
+
+    def _taken(self, *, whole: bool) -> Piece:
         visible: list[str] = []
         calls: list[JsonObject] = []
-        if self._inside:
+        while True:
+            if self._inside:
+                parts = split_tool_call(self._held, whole=whole)
+                if parts is None:
+                    break
+                body, self._held = parts
+                self._close(body, visible, calls)
+            else:
+                before, tag, rest = self._held.partition(TOOL_CALL_OPEN)
+                if not tag:
+                    break
+                visible.append(before)
+                self._held = rest
+            self._inside = not self._inside
+        if whole and self._inside:
             self._close(self._held, visible, calls)
-        else:
-            visible.append(self._held)
-        self._held, self._inside = "", False
+        elif not self._inside:
+            keep = 0 if whole else _overlap(self._held, TOOL_CALL_OPEN)
+            visible.append(self._held[: len(self._held) - keep])
+            self._held = self._held[len(self._held) - keep :]
+        if whole:
+            self._held, self._inside = "", False
         return Piece(text="".join(visible), tool_calls=tuple(calls))
 
     def _close(self, body: str, visible: list[str], calls: list[JsonObject]) -> None:
@@ -163,14 +167,22 @@ class TextStream:
         hidden: token ids that never show (end-of-turn tokens; special tokens are hidden anyway).
         stops: stop strings.
         call_id_seed: seed of the tool calls' ids; None leaves ``<tool_call>`` in the text (no tools offered).
+        one_call: whether the first whole call ends the answer.
     """
 
     def __init__(
-        self, decoder: Decoder, *, hidden: Collection[int], stops: Sequence[str], call_id_seed: str | None
+        self,
+        decoder: Decoder,
+        *,
+        hidden: Collection[int],
+        stops: Sequence[str],
+        call_id_seed: str | None,
+        one_call: bool = False,
     ) -> None:
         self._characters = Detokenizer(decoder, hidden)
         self._stop = StopFilter(stops)
         self._tools = ToolCallFilter(call_id_seed) if call_id_seed is not None else None
+        self._one_call = one_call
 
     @property
     def has_calls(self) -> bool:
@@ -195,6 +207,8 @@ class TextStream:
         if last or stopped:
             end = self._tools.finish()
             piece = Piece(text=piece.text + end.text, tool_calls=piece.tool_calls + end.tool_calls)
+        if self._one_call and piece.tool_calls:  # one token may close a call and begin another
+            return Piece(text=piece.text, tool_calls=piece.tool_calls[:1], stopped=True)
         return Piece(text=piece.text, tool_calls=piece.tool_calls, stopped=stopped)
 
 

@@ -1,10 +1,11 @@
-"""What a server is asked for: bodies of ``/v1/chat/completions`` in the two dialects."""
+"""What a server is asked for: bodies of its requests for answers, in each dialect."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from typing import Any
 
-from tidegate.core.chat import response_format
+from tidegate.core.chat import response_format, tool_choice
 from tidegate.core.types import GenerationRequest, Sampling
 
 _ONLY_WITH_TOOLS = ("tool_choice", "parallel_tool_calls")
@@ -16,6 +17,7 @@ def vllm_body(request: GenerationRequest, model: str) -> dict[str, Any]:
     sampling = request.sampling
     return {
         **_frame(request, model),
+        **_tool_choice(request),
         "temperature": sampling.temperature,
         "top_p": sampling.top_p,
         "top_k": sampling.top_k or -1,
@@ -32,6 +34,55 @@ def vllm_body(request: GenerationRequest, model: str) -> dict[str, Any]:
     }
 
 
+def sglang_prompt_body(request: GenerationRequest, model: str) -> dict[str, Any]:
+    """What ``/tokenize`` renders and tokenises as a chat completion of the same request would be."""
+    return {"model": model, **_conversation(request), **_tool_choice(request)}
+
+
+def sglang_completion_body(
+    request: GenerationRequest, model: str, *, prompt: Sequence[int], seed: int
+) -> dict[str, Any]:
+    """One choice after tokens; every setting spelled out, as for vLLM."""
+    return {
+        "model": model,
+        "prompt": list(prompt),
+        **_STREAMED,
+        **_sglang_settings(request.sampling, seed),
+        "logprobs": request.sampling.top_logprobs,  # 0 asks for those of the sampled tokens alone
+        "return_token_ids": True,
+    }
+
+
+def sglang_chat_body(request: GenerationRequest, model: str, *, seed: int) -> dict[str, Any]:
+    """One choice after messages; ``return_token_ids`` is refused in streams, its like in ``sglext`` is not."""
+    return {
+        "model": model,
+        **_conversation(request),
+        **_tool_choice(request),
+        **_STREAMED,
+        **_sglang_settings(request.sampling, seed),
+        "logprobs": True,
+        "top_logprobs": request.sampling.top_logprobs,
+        "return_input_ids_in_sglext": True,
+        "return_output_ids_in_sglext": True,
+    }
+
+
+def _sglang_settings(sampling: Sampling, seed: int) -> dict[str, Any]:
+    return {
+        "temperature": sampling.temperature,
+        "top_p": sampling.top_p,
+        "top_k": sampling.top_k or -1,
+        "min_p": 0.0,
+        "repetition_penalty": 1.0,
+        "presence_penalty": sampling.presence_penalty,
+        "frequency_penalty": sampling.frequency_penalty,
+        "max_tokens": sampling.max_tokens,
+        **_optional(sampling),
+        "seed": seed,
+    }
+
+
 def openai_body(request: GenerationRequest, model: str, *, with_tokens: bool) -> dict[str, Any]:
     """The client's own fields as it wrote them; ``with_tokens`` adds what asks for token ids and log-probabilities.
 
@@ -39,7 +90,7 @@ def openai_body(request: GenerationRequest, model: str, *, with_tokens: bool) ->
     OpenAI's own servers refuse fields that they don't know.
     """
     if request.passed is None:
-        fields = _own_fields(request.sampling)
+        fields = {**_own_fields(request.sampling), **_tool_choice(request)}
     else:
         fields = {
             name: value for name, value in request.passed.items() if request.tools or name not in _ONLY_WITH_TOOLS
@@ -75,14 +126,28 @@ def _optional(sampling: Sampling) -> dict[str, Any]:
     return fields
 
 
+_STREAMED: Mapping[str, Any] = {"stream": True, "stream_options": {"include_usage": True}}
+"""Answers always come as streams, so that a client that goes away stops the server at once."""
+
+
 def _frame(request: GenerationRequest, model: str) -> dict[str, Any]:
-    """Answers always come as streams, so that a client that goes away stops the server at once."""
-    frame: dict[str, Any] = {
-        "model": model,
-        "messages": [dict(message) for message in request.messages],
-        "stream": True,
-        "stream_options": {"include_usage": True},
-    }
+    return {"model": model, **_conversation(request), **_STREAMED}
+
+
+def _conversation(request: GenerationRequest) -> dict[str, Any]:
+    fields: dict[str, Any] = {"messages": [dict(message) for message in request.messages]}
     if request.tools:
-        frame["tools"] = [dict(tool) for tool in request.tools]
-    return frame
+        fields["tools"] = [dict(tool) for tool in request.tools]
+    return fields
+
+
+def _tool_choice(request: GenerationRequest) -> dict[str, Any]:
+    """What is asked of the calls; beside no tools it would be refused."""
+    sampling, fields = request.sampling, dict[str, Any]()
+    if not request.tools:
+        return fields
+    if sampling.tool_choice is not None:
+        fields["tool_choice"] = tool_choice(sampling.tool_choice)
+    if not sampling.parallel_tool_calls:
+        fields["parallel_tool_calls"] = False
+    return fields

@@ -1,5 +1,5 @@
 """Task files: JSON lines with ``id``, ``messages``, ``verifier``, ``reference`` and, at will, ``tools``, ``kind``,
-``environment`` and ``json_schema`` (which the answer is held to).
+``environment``, ``json_schema`` (which the answer is held to) and ``tool_choice`` (what its first answer must call).
 
 A line that cannot be used stops the reading with its place, field, value and what is accepted: a task set that
 silently lost lines would be another task set. A task that names an environment and no tools gets its tools.
@@ -13,15 +13,15 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from tidegate.artifacts import write_atomically
-from tidegate.core.chat import content_text
+from tidegate.core.chat import ANY_TOOL, content_text, tool_choice, wanted_tool
 from tidegate.core.errors import RequestError, TaskFileError
 from tidegate.core.hashing import ordered_json
 from tidegate.core.json_schemas import check_schema
-from tidegate.core.types import JsonObject, Task
+from tidegate.core.types import JsonObject, Task, Tools
 from tidegate.ports import Environment, Verifier
 
 _REQUIRED = ("id", "messages", "verifier", "reference")
-_FIELDS = frozenset({*_REQUIRED, "tools", "kind", "environment", "json_schema"})
+_FIELDS = frozenset({*_REQUIRED, "tools", "kind", "environment", "json_schema", "tool_choice"})
 _ROLES = ("system", "developer", "user", "assistant", "tool")
 _SHOWN = 120  # characters of a value that an error message repeats
 
@@ -69,6 +69,8 @@ def task_object(task: Task) -> JsonObject:
         values["environment"] = task.environment
     if task.json_schema is not None:
         values["json_schema"] = json.loads(task.json_schema)
+    if task.tool_choice is not None:
+        values["tool_choice"] = tool_choice(task.tool_choice)
     return values
 
 
@@ -127,15 +129,18 @@ class _LineReader:
                 raise TaskFileError(f"{self._place}: field {name!r} is missing; required: {list(_REQUIRED)}")
         environment = self._environment(values)
         tools = self._tools(values)
+        if environment and "tools" not in values:
+            tools = self._environments[environment].tools
         return Task(
             id=self._text(values, "id"),
             messages=self._messages(values),
-            tools=self._environments[environment].tools if environment and "tools" not in values else tools,
+            tools=tools,
             verifier=self._verifier(values),
             reference=values["reference"],
             kind=self._text(values, "kind") if "kind" in values else "default",
             environment=environment,
             json_schema=self._json_schema(values),
+            tool_choice=self._tool_choice(values, tools),
         )
 
     def _refuse(self, field: str, value: Any, accepted: str) -> NoReturn:
@@ -175,6 +180,16 @@ class _LineReader:
         except ValueError as error:
             self._refuse("json_schema", schema, f"a JSON Schema within bounds; {error}")
         return ordered_json(schema)
+
+    def _tool_choice(self, values: Mapping[str, Any], tools: Tools) -> str | None:
+        choice = values.get("tool_choice")
+        if choice is None or choice == "auto":
+            return None
+        wanted, names = wanted_tool(choice), [tool["function"]["name"] for tool in tools]
+        if wanted is None or (not names if wanted == ANY_TOOL else wanted not in names):
+            accepted = f'"auto", "required" or {{"type": "function", "function": {{"name": one of {names}}}}}'
+            self._refuse("tool_choice", choice, accepted)
+        return wanted
 
     def _messages(self, values: Mapping[str, Any]) -> tuple[JsonObject, ...]:
         messages = values["messages"]
