@@ -6,8 +6,9 @@ from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
 from typing import Any
 
-from tidegate.engines.remote import OpenAIEngine, Upstream, VllmEngine
+from tidegate.engines.remote import OpenAIEngine, SglangEngine, Upstream, VllmEngine
 from upstream_server import UpstreamServer, running_upstream
+from upstream_sglang import SglangServer
 
 BASE = "b" * 64
 
@@ -21,6 +22,22 @@ async def vllm_engine(
         upstream = Upstream(running.url, **(limits or {}))
         engine = VllmEngine(
             upstream, model=running.model, base_sha256=base_sha256, replica="vllm-0", raw_logprobs=raw_logprobs
+        )
+        try:
+            yield engine, running
+        finally:
+            await upstream.close()
+
+
+@asynccontextmanager
+async def sglang_engine(
+    *, base_sha256: str = BASE, raw_logprobs: bool = False, limits: dict[str, Any] | None = None, **server: Any
+) -> AsyncGenerator[tuple[SglangEngine, SglangServer]]:
+    """An engine of SGLang's dialect, and its server."""
+    async with running_upstream(SglangServer, raw_logprobs=raw_logprobs, **server) as running:
+        upstream = Upstream(running.url, **(limits or {}))
+        engine = SglangEngine(
+            upstream, model=running.model, base_sha256=base_sha256, replica="sglang-0", raw_logprobs=raw_logprobs
         )
         try:
             yield engine, running

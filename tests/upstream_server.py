@@ -11,7 +11,7 @@ from collections.abc import AsyncGenerator, Callable, Generator, Iterator, Seque
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from aiohttp import web
 
@@ -313,6 +313,9 @@ class UpstreamServer:
         return problem(401, f"Incorrect API key provided: {given}")
 
 
+Server = TypeVar("Server", bound=UpstreamServer)
+
+
 def problem(status: int, message: str, headers: dict[str, str] | None = None) -> web.Response:
     body = {"error": {"message": message, "type": "invalid_request_error", "param": None, "code": status}}
     return web.json_response(body, status=status, headers=headers)
@@ -343,9 +346,12 @@ def _stops(body: dict[str, Any]) -> Sequence[str]:
 
 
 @asynccontextmanager
-async def running_upstream(**options: Any) -> AsyncGenerator[UpstreamServer]:
+async def running_upstream(
+    kind: type[Server] = UpstreamServer,  # pyright: ignore[reportInvalidTypeVarUse] - a default of its bound
+    **options: Any,
+) -> AsyncGenerator[Server]:
     """A server on a free port of loopback for the length of a block."""
-    server = UpstreamServer(**options)
+    server = kind(**options)
     runner = web.AppRunner(server.app(), handler_cancellation=True, access_log=None, shutdown_timeout=0.1)
     await runner.setup()
     site = web.TCPSite(runner, "127.0.0.1", 0)

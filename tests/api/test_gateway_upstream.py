@@ -12,7 +12,7 @@ import pytest
 
 from gateway_world import CALCULATOR, MODEL, World, ask, running_world, until
 from tidegate.core.types import FinishReason
-from upstream_kit import openai_engine, vllm_engine
+from upstream_kit import openai_engine, sglang_engine, vllm_engine
 from upstream_server import Faults, UpstreamServer
 
 MESSAGES: Any = [{"role": "user", "content": "what is two plus two?"}]
@@ -23,6 +23,18 @@ TOOLS: Any = [CALCULATOR]
 async def before_vllm(**options: Any) -> AsyncGenerator[tuple[World, UpstreamServer]]:
     async with vllm_engine(**options) as (engine, server), running_world(engine=engine) as world:
         yield world, server
+
+
+@asynccontextmanager
+async def before_sglang(**options: Any) -> AsyncGenerator[tuple[World, UpstreamServer]]:
+    async with sglang_engine(**options) as (engine, server), running_world(engine=engine) as world:
+        yield world, server
+
+
+@asynccontextmanager
+async def before_sglang_parsing(**options: Any) -> AsyncGenerator[tuple[World, UpstreamServer]]:
+    async with before_sglang(tool_call_parser="qwen", **options) as found:
+        yield found
 
 
 @asynccontextmanager
@@ -44,7 +56,7 @@ async def streamed(client: openai.AsyncOpenAI, **options: Any) -> tuple[str, lis
     return text, chunks, chunks[-1].usage
 
 
-@pytest.mark.parametrize("before", [before_vllm, before_openai])
+@pytest.mark.parametrize("before", [before_vllm, before_sglang, before_sglang_parsing, before_openai])
 async def test_a_body_and_a_stream_say_the_same(before: Any) -> None:
     async with before() as (world, _), world.client() as client:
         options = {"max_tokens": 20, "temperature": 1.0, "seed": 3}
@@ -57,7 +69,7 @@ async def test_a_body_and_a_stream_say_the_same(before: Any) -> None:
         assert usage.prompt_tokens == whole.usage.prompt_tokens > 0
 
 
-@pytest.mark.parametrize("before", [before_vllm, before_openai])
+@pytest.mark.parametrize("before", [before_vllm, before_sglang_parsing, before_openai])
 async def test_tools_are_called_through_the_upstream(before: Any) -> None:
     async with before() as (world, server), world.client() as client:
         first = await client.chat.completions.create(model=MODEL, messages=MESSAGES, tools=TOOLS, max_tokens=200)
@@ -135,7 +147,7 @@ NAMED: Any = {"type": "function", "function": {"name": "calculator"}}
 
 
 @pytest.mark.parametrize("choice", ["required", NAMED])
-@pytest.mark.parametrize("before", [before_vllm, before_openai])
+@pytest.mark.parametrize("before", [before_vllm, before_sglang, before_openai])
 async def test_a_call_that_must_be_made_is_asked_of_the_upstream(before: Any, choice: Any) -> None:
     async with before() as (world, server), world.client() as client:
         asked: Any = {"model": MODEL, "messages": MESSAGES, "tools": TOOLS, "max_tokens": 200}

@@ -1,4 +1,4 @@
-"""What every engine promises: in this process, over vLLM's dialect, and, where it applies, over plain OpenAI's."""
+"""What every engine promises: in this process, over vLLM's and SGLang's dialects, and, in part, over plain OpenAI's."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from tidegate.core.generation import collect
 from tidegate.core.types import AdapterRef, ChoiceEnd, FinishReason, GenerationEvent, PromptTokens, TokenDelta
 from tidegate.engines.model_cache import base_hash
 from tidegate.ports import Engine
-from upstream_kit import openai_engine, vllm_engine
+from upstream_kit import openai_engine, sglang_engine, vllm_engine
 
 CONTEXT = 512
 PROMPTS = (({"role": "user", "content": "What is 2 + 2?"},), ({"role": "user", "content": "Name a colour."},))
@@ -44,15 +44,23 @@ def model_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return write_tiny_model(tmp_path_factory.mktemp("contract") / "model")
 
 
-@pytest.fixture(params=["embedded", "vllm", "openai"])
+@pytest.fixture(params=["embedded", "vllm", "sglang", "sglang-parsing", "openai"])
 async def kit(request: pytest.FixtureRequest, model_dir: Path) -> AsyncGenerator[Kit]:
     async with AsyncExitStack() as stack:
         if request.param == "embedded":
             engine: Engine = await stack.enter_async_context(running(model_dir, max_context=CONTEXT))
             yield Kit(engine, request.param, model_dir, lambda: None, lambda: True, lambda: None)
             return
-        opened = vllm_engine(base_sha256=base_hash(model_dir)) if request.param == "vllm" else openai_engine()
-        engine, server = await stack.enter_async_context(opened)
+        base = base_hash(model_dir)
+        opened = {
+            "vllm": lambda: vllm_engine(base_sha256=base),
+            "sglang": lambda: sglang_engine(base_sha256=base),
+            "sglang-parsing": lambda: sglang_engine(
+                base_sha256=base, tool_call_parser="qwen"
+            ),  # another way to answers
+            "openai": openai_engine,
+        }
+        engine, server = await stack.enter_async_context(opened[request.param]())
 
         def hold() -> None:
             server.faults.hold_after = 2

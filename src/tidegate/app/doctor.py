@@ -96,7 +96,7 @@ def _packages(settings: Settings) -> Iterator[Finding]:
     wanted: dict[str, tuple[str, ...]] = {"tasks": ("openai", "reasoning_gym")}
     if settings.engine.kind == "embedded":
         wanted["embedded"] = ("torch", "transformers", "peft", "llguidance")
-    elif settings.engine.kind == "vllm":  # trains here what serves there
+    elif settings.engine.kind != "openai":  # trains here what serves there
         wanted["embedded"] = ("torch", "transformers", "peft")
     if settings.training.backend == "trl":
         wanted["trl"] = ("trl", "datasets")

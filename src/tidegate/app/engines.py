@@ -137,19 +137,20 @@ async def open_engine(settings: Settings, base: Base, *, replica: str) -> AsyncG
         async with embedded_engine(settings, base.directory, replica=replica) as engine:
             yield engine
         return
-    from tidegate.engines.remote import OpenAIEngine, VllmEngine  # noqa: PLC0415 - see above
+    from tidegate.engines.remote import OpenAIEngine, SglangEngine, VllmEngine  # noqa: PLC0415 - see above
 
     async with opened_upstream(settings) as upstream:
         model, place = str(settings.engine.model), urlsplit(upstream.url).netloc
         if settings.engine.kind == "openai":
             yield OpenAIEngine(upstream, model=model, replica=place)
         else:
-            yield VllmEngine(
+            dialect = SglangEngine if settings.engine.kind == "sglang" else VllmEngine
+            yield dialect(
                 upstream,
                 model=model,
                 base_sha256=base.sha256,
                 replica=place,
-                raw_logprobs=settings.engine.logprobs == "raw",
+                raw_logprobs=settings.engine.raw_logprobs,
             )
 
 
@@ -169,13 +170,15 @@ async def upstream_state(settings: Settings) -> str:
         ConfigError, EngineError: why it cannot be used.
     """
     from tidegate.engines.remote.models import listed_models  # noqa: PLC0415 - see above
+    from tidegate.engines.remote.sglang_notes import sglang_notes  # noqa: PLC0415 - see above
 
     named = await with_upstream_model(settings)
     async with opened_upstream(named) as upstream:
         names = sorted(await listed_models(upstream))
+        notes = f"; {await sglang_notes(upstream)}" if named.engine.kind == "sglang" else ""
     if named.engine.model not in names:
         raise ConfigError(f"{upstream.url} does not list {named.engine.model!r} but {names[:10]}; see engine.model")
-    return f"{upstream.url} serves {named.engine.model!r}"
+    return f"{upstream.url} serves {named.engine.model!r}{notes}"
 
 
 @asynccontextmanager

@@ -24,7 +24,7 @@ port = 8420
 path = "smollm2-135m" # or a directory or hub name of any causal LM with a chat template
 
 # [engine] # a server that you run instead of a model in this process; see docs/how-to/stand-in-front-of-a-server.md
-# kind = "vllm" # loads adapters; "openai" is any other server, recorder only
+# kind = "vllm" # or "sglang": loads adapters; "openai" is any other server, recorder only
 # url = "http://127.0.0.1:8000"
 
 [split] # shares of users, for good

@@ -55,7 +55,8 @@ def serve(
 ) -> None:
     """Serve the champion as an OpenAI-compatible API and record every interaction.
 
-    With --upstream the answers are those of a server that you run; engine.kind 'vllm' in the settings adds learning.
+    With --upstream the answers are those of a server that you run; engine.kind 'vllm' or 'sglang' in the settings adds
+    learning.
     """
     from tidegate.app.serving import serve as run_server
 

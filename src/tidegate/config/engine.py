@@ -34,21 +34,24 @@ def upstream_url(value: str) -> str:
 
 
 _READ_WITH: Mapping[str, tuple[str, ...]] = {
-    "url": ("vllm", "openai"),
-    "logprobs": ("vllm",),
+    "url": ("vllm", "sglang", "openai"),
+    "logprobs": ("vllm", "sglang"),
 }
 """With which kinds a setting is read at all. Those beside the address may wait in a file for 'serve --upstream'."""
 
-RECORDER_ONLY = "this upstream takes no adapters: recorder only; for learning set engine.kind to 'vllm' or 'embedded'"
+RECORDER_ONLY = (
+    "this upstream takes no adapters: recorder only; for learning set engine.kind to 'vllm', 'sglang' or 'embedded'"
+)
 
 
 class EngineSettings(Section):
-    """What answers. With 'vllm' and 'openai' that is a server outside this process, by URL."""
+    """What answers. With 'vllm', 'sglang' and 'openai' that is a server outside this process, by URL."""
 
-    kind: Literal["embedded", "vllm", "openai"] = Field(
+    kind: Literal["embedded", "vllm", "sglang", "openai"] = Field(
         default="embedded",
-        description="'embedded' runs the model in this process; 'vllm' is a vLLM server that loads adapters while it "
-        "runs; 'openai' is any server with OpenAI's API, in front of which everything is recorded and nothing trained.",
+        description="'embedded' runs the model in this process; 'vllm' and 'sglang' are servers that load adapters "
+        "while they run; 'openai' is any server with OpenAI's API, in front of which all is recorded and nothing "
+        "trained.",
     )
     url: Annotated[str, AfterValidator(upstream_url)] | None = Field(
         default=None,
@@ -66,11 +69,17 @@ class EngineSettings(Section):
     read_timeout_s: Finite = Field(
         default=120.0, gt=0, description="Longest silence of that server before and between tokens; then 504."
     )
-    logprobs: Literal["raw", "processed"] = Field(
-        default="raw",
-        description="What a vLLM server states, as its --logprobs-mode says: 'raw' log-probabilities are those of "
-        "temperature 1, so that answers at other temperatures train without importance weights.",
+    logprobs: Literal["raw", "processed"] | None = Field(
+        default=None,
+        description="What the server states: 'raw' log-probabilities are those of temperature 1, so that answers at "
+        "other temperatures train without importance weights. vLLM is told by --logprobs-mode (default: 'raw'), SGLang "
+        "by SGLANG_RETURN_ORIGINAL_LOGPROB (default: 'processed').",
     )
+
+    @property
+    def raw_logprobs(self) -> bool:
+        """Whether the server states log-probabilities of temperature 1."""
+        return self.logprobs == "raw" if self.logprobs is not None else self.kind == "vllm"
 
     @model_validator(mode="after")
     def _take_effect(self) -> EngineSettings:

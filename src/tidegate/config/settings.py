@@ -53,7 +53,7 @@ class ServerSettings(Section):
 
 
 class ModelSettings(Section):
-    """The frozen base model: what is served here or by a vLLM server, and trained on."""
+    """The frozen base model: what is served here or by a server that takes adapters, and trained on."""
 
     path: str = Field(
         default="smollm2-135m",

@@ -115,7 +115,9 @@ class OpenAIEngine:
         if adapter is not None:
             raise AdapterError(f"adapter {adapter!r} is not loaded: {RECORDER_ONLY}")
         require_scorable(first, len(token_ids))
-        raise EngineError("this upstream states no log-probabilities of given tokens; use engine.kind 'vllm'")
+        raise EngineError(
+            "this upstream states no log-probabilities of given tokens; use engine.kind 'vllm' or 'sglang'"
+        )
 
     async def health(self) -> EngineHealth:
         """Whether the server can be reached and takes our key. Any other answer counts: not all list their models."""

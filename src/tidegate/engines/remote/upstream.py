@@ -37,6 +37,7 @@ _KEEP_ALIVE_S = 4.0
 _LONGEST_RETRY_S = 86_400
 _RETRY_DIGITS = 9
 """More of them are no time to wait, and thousands no number that Python reads."""
+_STATUSES = range(400, 600)
 _END_S = 0.25
 """A server that has said that it is done and does not end the response by then is hung up on."""
 
@@ -209,7 +210,12 @@ class Upstream:
         """An event whose error, if it is one, may be repeated."""
         if not event.get("error"):
             return event
-        return {"error": _cut(self._speakable(_error_message(json.dumps({"error": event["error"]}))))}
+        error = event["error"]
+        told: dict[str, Any] = {"message": _cut(self._speakable(_error_message(json.dumps({"error": error}))))}
+        code = error.get("code") if isinstance(error, dict) else None
+        if type(code) is int and code in _STATUSES:
+            told["code"] = code
+        return {"error": told}
 
     def _speakable(self, text: str) -> str:
         return whole_text(without_secret(text, self._key) if self._key else text)
@@ -262,7 +268,7 @@ def _error_message(text: str) -> str:
         value: Any = json.loads(text)
     except (ValueError, RecursionError):
         return text
-    for name in ("error", "message", "detail"):
+    for name in ("error", "message", "detail", "error_message"):
         found = value.get(name) if isinstance(value, dict) else None
         if isinstance(found, Mapping):
             found = found.get("message")
