@@ -90,7 +90,7 @@ class SglangServer(UpstreamServer):
         body = await request.json()
         tokens = render(body["messages"], body.get("tools") or [])
         if self.template_differs:
-            tokens = [tokens[0], *tokens]
+            tokens = [1, *tokens[1:]]  # as many, so that no count tells
         return web.json_response({"tokens": tokens, "count": len(tokens), "max_model_len": self.max_context})
 
     async def _generate(self, request: web.Request) -> web.Response:

@@ -303,7 +303,10 @@ async def collect_until_error(events: Any) -> EngineError | None:
 
 async def test_closing_cancels_every_choice() -> None:
     async with sglang_engine(faults=Faults(hold_after=2)) as (engine, server):
-        async with aclosing(engine.generate(call(n=3, max_tokens=40, temperature=1.0))) as events:
+        async with (
+            asyncio.timeout(10),
+            aclosing(engine.generate(call(n=3, max_tokens=40, temperature=1.0))) as events,
+        ):
             await anext(events)
             await anext(events)
             await until(lambda: server.holding == 3)

@@ -124,6 +124,9 @@ async def test_an_answer_that_may_call_once_ends_after_its_call(tmp_path: Path) 
             _, (one,) = await answer(reciting, replace(request, sampling=sampling))
             assert one.tool_calls == both.tool_calls[:1]
             assert one.finish_reason is FinishReason.TOOL_CALLS
+            named = replace(request.sampling, tool_choice="wait")  # which is one call, whatever else may be
+            _, (alone,) = await answer(reciting, replace(request, sampling=named))
+            assert alone.tool_calls == one.tool_calls
             said = byte_tokenizer().decode(list(one.token_ids), skip_special_tokens=True)
             assert said == text[: len(text) // 2]  # no token that the client never saw
 
