@@ -89,7 +89,8 @@ async def test_every_setting_is_spelled_out() -> None:
 @pytest.mark.parametrize("flags", [PLAIN, PARSING])
 async def test_choices_are_single_calls_with_seeds_of_their_own(flags: dict[str, Any]) -> None:
     async with sglang_engine(**flags) as (engine, server):
-        await answer(engine, call(n=3, **SAMPLED))
+        _, choices = await answer(engine, call(n=3, **SAMPLED))
+        assert all(choice.token_exact for choice in choices)  # the counts of all were added up
         assert [body.get("n", 1) for body in server.bodies] == [1, 1, 1]
         seeds = [choice_seed(5, index) for index in range(3)]
         assert sorted(body["seed"] for body in server.bodies) == sorted(seeds)
