@@ -3,16 +3,29 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tidegate.app.engines import base_of, model_name, opened_upstream, other_names
+from tidegate.app.engines import (
+    Base,
+    base_of,
+    model_name,
+    open_engine,
+    opened_upstream,
+    other_names,
+    upstream_state,
+    with_upstream_model,
+)
 from tidegate.config import Settings, load_settings
 from tidegate.config.engine import EngineSettings, upstream_url
 from tidegate.config.settings import ModelSettings
 from tidegate.core.errors import ConfigError
+from tidegate.engines.remote import SglangEngine, VllmEngine
+from upstream_server import UpstreamServer, running_upstream
+from upstream_sglang import SglangServer
 
 
 @pytest.mark.parametrize(
@@ -124,3 +137,25 @@ def test_an_upstreams_model_gives_its_name_and_no_weights() -> None:
     named = Settings(engine=engine, model=ModelSettings(name="mine"))
     assert model_name(named) == "mine"
     assert other_names(Settings()) == ()
+
+
+@pytest.mark.parametrize(
+    ("kind", "given_logprobs", "raw"),
+    [("vllm", None, True), ("vllm", "processed", False), ("sglang", None, False), ("sglang", "raw", True)],
+)
+def test_each_kind_of_server_states_log_probabilities_in_its_own_way(kind: Any, given_logprobs: Any, raw: bool) -> None:
+    assert EngineSettings(kind=kind, url="http://host", logprobs=given_logprobs).raw_logprobs is raw
+
+
+@pytest.mark.parametrize(("server", "kind"), [(SglangServer, "sglang"), (UpstreamServer, "vllm")])
+async def test_the_settings_open_the_engine_of_their_kind(server: type[UpstreamServer], kind: Any) -> None:
+    async with running_upstream(server) as running:
+        settings = Settings(engine=EngineSettings(kind=kind, url=running.url))
+        told = await upstream_state(settings)
+        assert told.startswith(f"{running.url} serves 'tiny'")
+        assert ("SGLang 0.5.23" in told) is (kind == "sglang")
+        named = await with_upstream_model(settings)
+        async with open_engine(named, Base(sha256="b" * 64, directory=None), replica="r") as engine:
+            assert type(engine) is {"sglang": SglangEngine, "vllm": VllmEngine}[kind]
+            assert (await engine.health()).ready
+            assert (await engine.sequence_logprobs(None, [5, 6, 7]))[1] < 0.0
