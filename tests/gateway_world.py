@@ -16,7 +16,9 @@ from starlette.types import Message, Send
 
 from fake_engine import FakeEngine
 from tidegate.config.settings import ServerSettings
+from tidegate.config.shadow import ShadowSettings
 from tidegate.core.errors import RequestError
+from tidegate.core.shadow import ShadowAnswer
 from tidegate.core.types import Feedback, Interaction, Split, Task
 from tidegate.gateway import GatewayDependencies, create_gateway, running_server
 from tidegate.release import RoutedRelease, Router
@@ -41,6 +43,7 @@ class MemoryRecorder:
 
     interactions: dict[str, Interaction] = field(default_factory=dict)
     feedback: dict[str, Feedback] = field(default_factory=dict)
+    shadows: list[ShadowAnswer] = field(default_factory=list)
     failure: Exception | None = None
     hold: asyncio.Event | None = None
     waiting: int = 0
@@ -53,6 +56,12 @@ class MemoryRecorder:
         if self.failure is not None:
             raise self.failure
         self.interactions.setdefault(interaction.id, interaction)
+
+    async def record_shadow(self, answer: ShadowAnswer) -> None:
+        if self.failure is not None:
+            raise self.failure
+        assert answer.interaction_id in self.interactions, "what is shadowed is durable before"
+        self.shadows.append(answer)
 
     async def record_feedback(self, feedback: Feedback) -> bool:
         if self.failure is not None:
@@ -75,11 +84,14 @@ class World:
     """Everything that a test touches."""
 
     settings: ServerSettings = field(default_factory=ServerSettings)
+    shadow: ShadowSettings = field(default_factory=ShadowSettings)
     engine: Any = field(default_factory=FakeEngine)
     passes_fields_on: bool = False
     recorder: MemoryRecorder = field(default_factory=MemoryRecorder)
     unhealthy: list[str] = field(default_factory=list)
     split_users: list[str] = field(default_factory=list)
+    split: Split = Split.TRAIN
+    observed: list[tuple[str, str, bool]] = field(default_factory=list)
     now: float = NOW
     port: int = 0
     _app: FastAPI | None = None
@@ -99,12 +111,13 @@ class World:
             clock=lambda: self.now,
             new_id=lambda: f"{next(ids):032x}",
             health=self._health,
+            observe_call=lambda *call: self.observed.append(call),
             monotonic=lambda: self.now,
             passes_fields_on=self.passes_fields_on,
         )
 
     def app(self) -> FastAPI:
-        return create_gateway(self.deps, self.settings)
+        return create_gateway(self.deps, self.settings, self.shadow)
 
     @property
     def url(self) -> str:
@@ -179,7 +192,7 @@ class World:
 
     def _split_of(self, user_id: str) -> tuple[str, Split]:
         self.split_users.append(user_id)
-        return f"key-of-{user_id}", Split.TRAIN
+        return f"key-of-{user_id}", self.split
 
     async def _health(self) -> Sequence[str]:
         return self.unhealthy

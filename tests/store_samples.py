@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
+from tidegate.core.shadow import ShadowAnswer, ShadowOutcome
 from tidegate.core.types import (
     Answer,
     Candidate,
@@ -141,5 +142,25 @@ def answer(task_id: str = "t1", **changes: Any) -> Answer:
         text="grüß dich",
         tools=("calc",),
         surprisal=1.5,
+    )
+    return replace(base, **changes)
+
+
+def shadow_answer(interaction_id: str = "i1", **changes: Any) -> ShadowAnswer:
+    """What the first shadow made of an interaction, in a script and with a half of a pair."""
+    base = ShadowAnswer(
+        shadow_id="shadow-1",
+        interaction_id=interaction_id,
+        release_id="smol-r0-base",
+        engine_replica="embedded-0",
+        created_at=2.0,
+        outcome=ShadowOutcome.ANSWERED,
+        seconds=0.125,
+        text="grüß dich \ud83d\x00",
+        tool_calls=({"id": "call_9", "type": "function", "function": {"name": "calc", "arguments": "{}"}},),
+        finish_reason=FinishReason.TOOL_CALLS,
+        invalid_tool_call=True,
+        prompt_tokens=3,
+        completion_tokens=4,
     )
     return replace(base, **changes)

@@ -180,15 +180,42 @@ class RecordingTrials:
         return {"canary": {"pairs": 7}, "holdback": None}
 
 
-@asynccontextmanager
-async def running_admin(publisher: RecordingPublisher) -> AsyncGenerator[World]:
+class RecordingShadow:
+    """The release in the shadow, which only writes down what it is asked."""
+
+    def __init__(self, publisher: RecordingPublisher) -> None:
+        self._publisher = publisher
+
+    async def start(self, release_id: str, share: float) -> JsonObject:
+        self._publisher._called("shadow", release_id, share)
+        return {"id": "shadow-1"}
+
+    async def stop(self, reason: str) -> JsonObject:
+        self._publisher._called("end shadow", reason)
+        return {"shadow": "shadow-1"}
+
+    def status(self) -> JsonObject:
+        return {"shadow": {"id": "shadow-1"}}
+
+
+def admin_dependencies(publisher: RecordingPublisher) -> AdminDependencies:
     async def releases() -> Sequence[Release]:
         return [RELEASE]
 
-    deps = AdminDependencies(
-        publisher=publisher, live=RecordingTrials(publisher), releases=releases, new_id=lambda: "0"
+    return AdminDependencies(
+        publisher=publisher,
+        live=RecordingTrials(publisher),
+        shadow=RecordingShadow(publisher),
+        releases=releases,
+        new_id=lambda: "0",
     )
-    async with running_server(create_admin(deps, TOKEN), host="127.0.0.1", port=0, option="--admin-port") as port:
+
+
+@asynccontextmanager
+async def running_admin(publisher: RecordingPublisher) -> AsyncGenerator[World]:
+    async with running_server(
+        create_admin(admin_dependencies(publisher), TOKEN), host="127.0.0.1", port=0, option="--admin-port"
+    ) as port:
         yield World(port=port)
 
 
@@ -210,7 +237,12 @@ async def test_admin_calls_reach_the_publisher() -> None:
         status, _, answer = await admin.call("GET", "/admin/releases", headers=bearer)
         assert [release["number"] for release in answer["data"]] == [1]
         status, _, answer = await admin.call("GET", "/admin/status", headers=bearer)
-        assert answer == {"champion": RELEASE.id, "canary": {"pairs": 7}, "holdback": None}
+        assert answer == {
+            "champion": RELEASE.id,
+            "canary": {"pairs": 7},
+            "holdback": None,
+            "shadow": {"id": "shadow-1"},
+        }
     assert publisher.calls == [
         ("publish", "cand-1", "base"),
         ("promote", "r0"),
@@ -230,6 +262,20 @@ async def test_admin_calls_reach_the_live_trials() -> None:
             status, _, answer = await admin.call("POST", f"/admin/{path}", json=body, headers=bearer)
             assert (status, answer) == (200, answered)
     assert publisher.calls == [("canary", "cand-1", "base"), ("stop", "enough")]
+
+
+async def test_admin_calls_reach_the_shadow() -> None:
+    publisher = RecordingPublisher()
+    bearer = {"authorization": f"Bearer {TOKEN}"}
+    async with running_admin(publisher) as admin:
+        for path, body, answered in [
+            ("shadow", {"release": "r0", "share": 0.25}, {"id": "shadow-1"}),
+            ("shadow", {"release": "r0", "share": 1}, {"id": "shadow-1"}),
+            ("shadow/stop", {"reason": "enough"}, {"shadow": "shadow-1"}),
+        ]:
+            status, _, answer = await admin.call("POST", f"/admin/{path}", json=body, headers=bearer)
+            assert (status, answer) == (200, answered)
+    assert publisher.calls == [("shadow", "r0", 0.25), ("shadow", "r0", 1.0), ("end shadow", "enough")]
 
 
 async def test_admin_needs_its_token_everywhere() -> None:
@@ -268,6 +314,11 @@ async def test_admin_refusals_have_openai_shape(failure: Exception, expected: in
     ("path", "body", "told"),
     [
         ("publish", {}, "'candidate' is missing"),
+        ("shadow", {"release": "r0"}, "'share' is missing"),
+        ("shadow", {"release": "r0", "share": 0}, "'share' is 0"),
+        ("shadow", {"release": "r0", "share": 1.5}, "'share' is 1.5"),
+        ("shadow", {"release": "r0", "share": "0.1"}, "'share' is '0.1'"),
+        ("shadow/stop", {"reason": ""}, "'reason' is ''"),
         ("publish", {"candidate": "a"}, "'against' is missing"),
         ("publish", {"candidate": 5, "against": "base"}, "'candidate' is 5"),
         (
@@ -293,15 +344,8 @@ async def test_admin_bodies_are_strict(path: str, body: dict[str, Any], told: st
 
 @pytest.mark.parametrize("token", ["", "  "])
 def test_admin_without_a_token_does_not_start(token: str) -> None:
-    async def releases() -> Sequence[Release]:
-        return []
-
-    publisher = RecordingPublisher()
-    deps = AdminDependencies(
-        publisher=publisher, live=RecordingTrials(publisher), releases=releases, new_id=lambda: "0"
-    )
     with pytest.raises(ConfigError, match="admin token is empty"):
-        create_admin(deps, token)
+        create_admin(admin_dependencies(RecordingPublisher()), token)
 
 
 async def test_a_taken_port_is_named_with_the_way_out() -> None:

@@ -86,7 +86,9 @@ def routes() -> set[str]:
         ),
         Settings().server,
     )
-    admin = create_admin(AdminDependencies(publisher=nothing, live=nothing, releases=nothing, new_id=nothing), "token")
+    admin = create_admin(
+        AdminDependencies(publisher=nothing, live=nothing, shadow=nothing, releases=nothing, new_id=nothing), "token"
+    )
     found: set[str] = set()
     for route in (*gateway.routes, *admin.routes):
         methods = (getattr(route, "methods", None) or set()) - {"HEAD"}

@@ -78,7 +78,7 @@ async def test_certified_state_without_certificate_serves_nothing(world: World) 
 async def test_an_engine_that_answers_with_other_weights_gets_no_traffic(world: World, lie: str) -> None:
     await world.publish(world.certified("1"))
     world.engine.lies = lie
-    with pytest.raises(EngineError, match="is not published"):
+    with pytest.raises(EngineError, match="is not taken into use"):
         await world.publish(world.certified("2"))
     assert world.store.aliases()[CHAMPION] == "m-r1-11111111"
     assert world.serving() == "m-r1-11111111"

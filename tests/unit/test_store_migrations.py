@@ -10,10 +10,10 @@ import sqlalchemy as sa
 from alembic.autogenerate import compare_metadata
 from alembic.migration import MigrationContext
 
-from store_samples import TASK, answer
+from store_samples import TASK, answer, interaction, shadow_answer
 from tidegate.core.errors import StoreError
 from tidegate.stores.schema import REVISION, metadata
-from tidegate.stores.sql import SqlCycleStore, SqlDatabase, SqlSealedStore
+from tidegate.stores.sql import SqlCycleStore, SqlDatabase, SqlSealedStore, SqlShadowStore, SqlTrajectoryStore
 from tidegate.stores.upgrade import known_revisions, upgrade
 
 NOUNS = {
@@ -21,6 +21,7 @@ NOUNS = {
     "episodes",
     "verdicts",
     "feedback",
+    "shadow_answers",
     "rewards",
     "batch_manifests",
     "candidates",
@@ -92,6 +93,7 @@ def test_a_database_of_the_first_revision_keeps_its_epochs_and_forgets_its_answe
         wanted = _statements(connection)
     with SqlDatabase.open(tmp_path / "old.db", role="sealed") as database:
         with database.write("made old") as connection:
+            connection.exec_driver_sql("DROP TABLE shadow_answers")
             connection.exec_driver_sql("DROP TABLE answers")
             connection.exec_driver_sql("CREATE TABLE answers (epoch_id TEXT, task_id TEXT, passed BOOLEAN)")
             connection.exec_driver_sql("INSERT INTO answers VALUES ('s1', 't1', 1)")
@@ -112,6 +114,7 @@ def test_a_database_of_the_first_revision_keeps_its_epochs_and_forgets_its_answe
 
 def test_cycles_of_the_second_revision_keep_their_order(tmp_path: Path):
     with SqlDatabase.open(tmp_path / "old.db") as database, database.write("made old") as connection:
+        connection.exec_driver_sql("DROP TABLE shadow_answers")
         for table in ("cycles", "cycle_steps"):
             connection.exec_driver_sql(f"ALTER TABLE {table} DROP COLUMN position")
         connection.exec_driver_sql("UPDATE alembic_version SET version_num = '0002'")
@@ -127,6 +130,22 @@ def test_cycles_of_the_second_revision_keep_their_order(tmp_path: Path):
         cycles.open_cycle("c0", config={}, time=1.0)
         assert [cycle["id"] for cycle in cycles.list_cycles()] == ["c2", "c1", "c0"]
         assert list(cycles.steps("c1")) == ["zero", "alpha"]
+
+
+def test_a_database_of_the_third_revision_keeps_its_interactions_and_takes_shadow_answers(tmp_path: Path):
+    with SqlDatabase.open(tmp_path / "new.db") as database, database.read("read") as connection:
+        wanted = _statements(connection)
+    with SqlDatabase.open(tmp_path / "old.db") as database:
+        SqlTrajectoryStore(database).append_interactions([interaction()])
+        with database.write("made old") as connection:
+            connection.exec_driver_sql("DROP TABLE shadow_answers")
+            connection.exec_driver_sql("UPDATE alembic_version SET version_num = '0003'")
+    with SqlDatabase.open(tmp_path / "old.db") as database:
+        with database.read("read") as connection:
+            assert _statements(connection) == wanted
+        store = SqlShadowStore(database)
+        assert store.append_shadow_answers([shadow_answer()]) == 1
+        assert [pair.main for pair in store.list_shadow_pairs("shadow-1")] == [interaction()]
 
 
 def _statements(connection: sa.Connection) -> dict[str, list[str]]:

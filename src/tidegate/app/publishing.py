@@ -87,6 +87,14 @@ class RemotePublisher:
     async def stop_canary(self, reason: str) -> JsonObject:
         return await self._post("canary/stop", {"reason": reason})
 
+    async def start_shadow(self, release_id: str, share: float) -> JsonObject:
+        """Returns the status of the shadow."""
+        return await self._post("shadow", {"release": release_id, "share": share})
+
+    async def stop_shadow(self, reason: str) -> JsonObject:
+        """Returns which shadow ended, and why."""
+        return await self._post("shadow/stop", {"reason": reason})
+
     async def _post(self, verb: str, body: JsonObject) -> JsonObject:
         url = f"{self._address.admin_url}/admin/{verb}"
         try:

@@ -92,7 +92,8 @@ async def running(settings: Settings, *, say: Callable[[str], None]) -> AsyncGen
         prompts = canary_prompts(settings, engine, router)
         live = build_live_gate(settings, directory, stores, publisher, clock=time.time, prompts=prompts, tally=tally)
         await live.resume()
-        recorder = Recorder(stores.trajectories, stores.sealed_trajectories)
+        await publisher.shadowing.resume()
+        recorder = Recorder(stores.trajectories, stores.sealed_trajectories, shadows=stores.shadows)
         stack.push_async_callback(recorder.close)
         gateway = create_gateway(
             GatewayDependencies(
@@ -109,11 +110,13 @@ async def running(settings: Settings, *, say: Callable[[str], None]) -> AsyncGen
                 passes_fields_on=settings.engine.kind == "openai",
             ),
             settings.server,
+            settings.shadow,
         )
         admin = create_admin(
             AdminDependencies(
                 publisher=publisher,
                 live=live,
+                shadow=publisher.shadowing,
                 releases=lambda: _releases(stores),
                 new_id=lambda: uuid.uuid4().hex,
             ),
@@ -123,6 +126,7 @@ async def running(settings: Settings, *, say: Callable[[str], None]) -> AsyncGen
         port = await stack.enter_async_context(
             running_server(gateway, host=server.host, port=server.port, option="--port")
         )
+        stack.push_async_callback(gateway.state.shadows.close)  # before the server waits for its own requests
         admin_port = await stack.enter_async_context(
             running_server(admin, host=LOOPBACK, port=server.admin_port, option="--admin-port")
         )
@@ -133,10 +137,10 @@ async def running(settings: Settings, *, say: Callable[[str], None]) -> AsyncGen
         directory.announce_server(address)
         stack.callback(directory.withdraw_server)
         steps = gateway.state.metrics.watch_steps
-        watching = asyncio.create_task(
-            watch(live, interval_s=settings.watch.interval_s, count=lambda outcome: steps.labels(outcome).inc())
-        )
-        stack.push_async_callback(_ended, watching)
+        every_s = settings.watch.interval_s
+        for step in (live.step, publisher.shadowing.step):
+            looking = watch(step, interval_s=every_s, count=lambda outcome: steps.labels(outcome).inc())
+            stack.push_async_callback(_ended, asyncio.create_task(looking))
         yield address
 
 

@@ -19,6 +19,7 @@ from tidegate.stores.sql import (
     SqlDatabase,
     SqlReleaseStore,
     SqlSealedStore,
+    SqlShadowStore,
     SqlTrajectoryStore,
     can_read,
 )
@@ -37,6 +38,7 @@ class Stores:
     audit: SqlAuditLog
     releases: SqlReleaseStore
     cycles: SqlCycleStore
+    shadows: SqlShadowStore
     databases: tuple[SqlDatabase, ...]
 
     def problems(self) -> list[str]:
@@ -74,6 +76,7 @@ def open_stores(directory: DataDirectory) -> Generator[Stores]:
             audit=SqlAuditLog(database),
             releases=SqlReleaseStore(database),
             cycles=SqlCycleStore(database),
+            shadows=SqlShadowStore(database),
             databases=(database, sealed),
         )
 

@@ -368,16 +368,16 @@ _REFERENCE_S = 7 * 86400.0
 """How far back the rate before a trial is taken from: a week holds every day of the week once."""
 
 
-async def watch(gate: LiveGate, *, interval_s: float, count: Callable[[str], Any]) -> None:
+async def watch(step: Callable[[], Awaitable[None]], *, interval_s: float, count: Callable[[str], Any]) -> None:
     """Step for ever. A step that fails is logged, counted, and taken again after the next interval.
 
     Args:
-        gate: steps.
+        step: looks once.
         interval_s: seconds between two steps.
         count: takes the outcome of each step, ``done`` or an error's code.
     """
     while True:
-        count(await one_step(gate.step))
+        count(await one_step(step))
         await asyncio.sleep(interval_s)
 
 

@@ -1,7 +1,8 @@
 """Durable before done: ``await record(...)`` returns when the record is committed, never before.
 
 One writer thread takes what has piled up while it committed the last batch and commits it in one transaction
-(group commit): under load many records share one disk flush, without load nobody waits for company.
+(group commit): under load many records share one disk flush, without load nobody waits for company. Answers of a
+release in the shadow, which no user waits for, are committed when nothing else is left, in transactions of their own.
 """
 
 from __future__ import annotations
@@ -17,11 +18,14 @@ from typing import TypeVar
 
 from tidegate.capture.routing import RecordStore, Stores
 from tidegate.core.errors import RequestError, StoreError, TidegateError
+from tidegate.core.shadow import ShadowAnswer
 from tidegate.core.types import Feedback, Interaction, Split
+from tidegate.ports.shadows import ShadowStore
 
 _log = logging.getLogger(__name__)
 _T = TypeVar("_T")
 
+_MAX_SHADOW_ANSWERS = 1024  # waiting; nobody is told that one was lost but the metrics
 _GIVE_UP_AFTER = 2  # failures in a row that show that the store is away, not that a record is bad
 
 
@@ -29,7 +33,7 @@ _GIVE_UP_AFTER = 2  # failures in a row that show that the store is away, not th
 class _Pending:
     """One caller that waits on ``loop`` for ``item`` to be committed."""
 
-    item: Interaction | Feedback
+    item: Interaction | Feedback | ShadowAnswer
     loop: asyncio.AbstractEventLoop
     done: asyncio.Future[bool]
 
@@ -41,21 +45,30 @@ class Recorder:
     """
 
     def __init__(
-        self, open_store: RecordStore, sealed_store: RecordStore, *, max_batch: int = 256, max_pending: int = 4096
+        self,
+        open_store: RecordStore,
+        sealed_store: RecordStore,
+        *,
+        shadows: ShadowStore | None = None,
+        max_batch: int = 256,
+        max_pending: int = 4096,
     ) -> None:
         """Start the writer thread.
 
         Args:
             open_store: takes the train and dev splits.
             sealed_store: takes the sealed split, and feedback that waits for its record.
+            shadows: takes shadow answers; without one they are refused.
             max_batch: most records in one transaction.
             max_pending: most records waiting; beyond it callers get StoreError at once.
         """
         self._stores = Stores(open=open_store, sealed=sealed_store)
+        self._shadows = shadows
         self._max_batch = max_batch
         self._max_pending = max_pending
         self._wake = threading.Condition()
         self._pending: deque[_Pending] = deque()
+        self._later: deque[_Pending] = deque()
         self._counts: Counter[str] = Counter()
         self._closing = False
         # A daemon: a process that exits without close() must not hang, and nothing acknowledged is in memory only.
@@ -81,6 +94,17 @@ class Recorder:
         """
         return await self._submit(feedback)
 
+    async def record_shadow(self, answer: ShadowAnswer) -> None:
+        """Return after ``answer`` is committed; never before what users wait for.
+
+        Raises:
+            RequestError: it cannot be stored as it is, or what it shadows is not stored with the consent of its user.
+            StoreError: the store is away, too much is waiting ("busy"), or the recorder is closed.
+        """
+        if self._shadows is None:
+            raise StoreError(f"the shadow answer to {answer.interaction_id!r} has no store; give the recorder one")
+        await self._submit(answer)
+
     async def find(self, interaction_id: str) -> Interaction | None:
         """A committed record by id, whichever store holds it, or None.
 
@@ -96,8 +120,9 @@ class Recorder:
     def counts(self) -> dict[str, int]:
         """How many of what since the start.
 
-        ``recorded``, ``duplicate``, ``feedback``, ``feedback_duplicate``, ``feedback_matched_late``, ``batches``;
-        failures by reason as ``quarantined.<error code>`` (this record only), ``failed.<error code>`` (store away),
+        ``recorded``, ``duplicate``, ``feedback``, ``feedback_duplicate``, ``feedback_matched_late``, ``batches``,
+        ``shadow`` and, for each lost one, ``shadow_failed.<error code>`` or ``shadow_failed.busy``; failures by
+        reason as ``quarantined.<error code>`` (this record only), ``failed.<error code>`` (store away),
         ``failed.busy`` and ``failed.match`` (waiting feedback not moved; tried again later).
         """
         with self._wake:
@@ -110,19 +135,22 @@ class Recorder:
             self._wake.notify_all()
         await asyncio.to_thread(self._thread.join)
 
-    async def _submit(self, item: Interaction | Feedback) -> bool:
+    async def _submit(self, item: Interaction | Feedback | ShadowAnswer) -> bool:
         loop = asyncio.get_running_loop()
         pending = _Pending(item, loop, loop.create_future())
+        shadow = isinstance(item, ShadowAnswer)
+        name = item.interaction_id if shadow else item.id
+        line, limit = (self._later, _MAX_SHADOW_ANSWERS) if shadow else (self._pending, self._max_pending)
         with self._wake:
             if self._closing:
-                raise StoreError(f"{item.id!r} cannot be recorded: the recorder is closed; the server is stopping")
-            if len(self._pending) >= self._max_pending:
-                self._counts["failed.busy"] += 1
+                raise StoreError(f"{name!r} cannot be recorded: the recorder is closed; the server is stopping")
+            if len(line) >= limit:
+                self._counts["shadow_failed.busy" if shadow else "failed.busy"] += 1
                 raise StoreError(
-                    f"{item.id!r} cannot be recorded: the recorder is busy, {self._max_pending} records wait for the "
-                    "disk; try again later"
+                    f"{name!r} cannot be recorded: the recorder is busy, {limit} records wait for the disk; "
+                    "try again later"
                 )
-            self._pending.append(pending)
+            line.append(pending)
             self._wake.notify()
         return await pending.done
 
@@ -130,12 +158,16 @@ class Recorder:
         self._match_waiting(None)
         while True:
             with self._wake:
-                while not self._pending and not self._closing:
+                while not self._pending and not self._later and not self._closing:
                     self._wake.wait()
-                if not self._pending:
+                line = self._pending or self._later
+                if not line:
                     return
-                batch = [self._pending.popleft() for _ in range(min(self._max_batch, len(self._pending)))]
-            self._commit(batch)
+                batch = [line.popleft() for _ in range(min(self._max_batch, len(line)))]
+            if line is self._later:
+                self._commit_shadows(batch)
+            else:
+                self._commit(batch)
 
     def _commit(self, batch: Sequence[_Pending]) -> None:
         self._count("batches")
@@ -188,6 +220,32 @@ class Recorder:
             return
         self._count("feedback" if new else "feedback_duplicate")
         _settle([(pending, new)])
+
+    def _commit_shadows(self, batch: Sequence[_Pending]) -> None:
+        """All in one transaction; when that fails one by one, until the store shows that it is away."""
+        error = self._append_shadows(batch)
+        if error is None:
+            return
+        alone = len(batch) == 1
+        for position, pending in enumerate(batch):
+            failure = error if alone else self._append_shadows([pending])
+            if failure is None:
+                continue
+            lost = [pending] if isinstance(failure, RequestError) else batch[position:]
+            self._count(f"shadow_failed.{failure.code}", len(lost))
+            _settle((one, type(failure)(str(failure))) for one in lost)
+            if len(lost) > 1:
+                return
+
+    def _append_shadows(self, batch: Sequence[_Pending]) -> TidegateError | None:
+        store = self._shadows
+        assert store is not None  # noqa: S101 - record_shadow refuses without one
+        new = _attempt(lambda: store.append_shadow_answers([p.item for p in batch if isinstance(p.item, ShadowAnswer)]))
+        if isinstance(new, TidegateError):
+            return new
+        self._count("shadow", new)
+        _settle((pending, True) for pending in batch)
+        return None
 
     def _match_waiting(self, interactions: Sequence[Interaction] | None) -> None:
         """Never fails an acknowledged record: what is not moved now is moved at the next start."""

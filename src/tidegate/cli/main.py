@@ -12,7 +12,7 @@ from typing import Annotated
 
 import typer
 
-from tidegate.cli import audit, canary, candidates, controls, cycles, inspect, lab, releases, run, tasks
+from tidegate.cli import audit, canary, candidates, controls, cycles, inspect, lab, releases, run, shadows, tasks
 from tidegate.cli.context import GlobalOptions
 
 app = typer.Typer(
@@ -47,6 +47,7 @@ cycles.register(app)
 candidates.register(app)
 canary.register(app)
 releases.register(app)
+shadows.register()
 controls.register(app)
 audit.register(app)
 inspect.register(app)

@@ -25,6 +25,7 @@ from pydantic_settings import (
 from tidegate.config.database import DatabaseSettings, without_password
 from tidegate.config.engine import EngineSettings
 from tidegate.config.fields import Finite, Fraction, Port, Positive, Section, Share
+from tidegate.config.shadow import ShadowSettings
 from tidegate.config.training import TrainingSettings
 from tidegate.core.errors import ConfigError
 
@@ -226,6 +227,7 @@ class Settings(BaseSettings):
     training: TrainingSettings = Field(default_factory=TrainingSettings)
     cycle: CycleSettings = Field(default_factory=CycleSettings)
     watch: WatchSettings = Field(default_factory=WatchSettings)
+    shadow: ShadowSettings = Field(default_factory=ShadowSettings)
 
     @classmethod
     def settings_customise_sources(

@@ -59,12 +59,29 @@ class LiveTrials(Protocol):
         ...
 
 
+class ReleaseInShadow(Protocol):
+    """The release that answers copies of calls, and nobody."""
+
+    async def start(self, release_id: str, share: float) -> JsonObject:
+        """Put a release into the shadow, for a share in (0, 1] of the champion's calls."""
+        ...
+
+    async def stop(self, reason: str) -> JsonObject:
+        """End it."""
+        ...
+
+    def status(self) -> JsonObject:
+        """What runs now, under ``shadow``."""
+        ...
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AdminDependencies:
     """``releases`` lists all releases by number; ``new_id`` makes request ids."""
 
     publisher: Publisher
     live: LiveTrials
+    shadow: ReleaseInShadow
     releases: Callable[[], Awaitable[Sequence[Release]]]
     new_id: Callable[[], str]
 
@@ -97,6 +114,13 @@ class PromoteRequest(_Body):
     release: str = Field(min_length=1)
 
 
+class ShadowRequest(_Body):
+    """``release`` is the id of a release, ``share`` of the champion's calls."""
+
+    release: str = Field(min_length=1)
+    share: float = Field(gt=0.0, le=1.0, allow_inf_nan=False)
+
+
 class RollbackRequest(_Body):
     """``to`` names a release, None means the previous champion; ``reason`` goes into the audit log."""
 
@@ -120,7 +144,7 @@ def create_admin(deps: AdminDependencies, token: str) -> FastAPI:
 
     async def show_status(request: Request) -> Response:
         del request
-        return JSONResponse({**await deps.publisher.status(), **deps.live.status()})
+        return JSONResponse({**await deps.publisher.status(), **deps.live.status(), **deps.shadow.status()})
 
     async def publish(request: Request) -> Response:
         body = await _body(request, PublishRequest)
@@ -142,11 +166,21 @@ def create_admin(deps: AdminDependencies, token: str) -> FastAPI:
         body = await _body(request, StopRequest)
         return JSONResponse(dict(await deps.live.stop(body.reason)))
 
+    async def start_shadow(request: Request) -> Response:
+        body = await _body(request, ShadowRequest)
+        return JSONResponse(dict(await deps.shadow.start(body.release, body.share)))
+
+    async def stop_shadow(request: Request) -> Response:
+        body = await _body(request, StopRequest)
+        return JSONResponse(dict(await deps.shadow.stop(body.reason)))
+
     app.add_route("/admin/releases", list_releases, methods=["GET"])
     app.add_route("/admin/status", show_status, methods=["GET"])
     app.add_route("/admin/publish", publish, methods=["POST"])
     app.add_route("/admin/canary", start_canary, methods=["POST"])
     app.add_route("/admin/canary/stop", stop_canary, methods=["POST"])
+    app.add_route("/admin/shadow", start_shadow, methods=["POST"])
+    app.add_route("/admin/shadow/stop", stop_shadow, methods=["POST"])
     app.add_route("/admin/promote", promote, methods=["POST"])
     app.add_route("/admin/rollback", rollback, methods=["POST"])
     app.add_middleware(EdgeMiddleware, new_id=deps.new_id, keys=(token,))

@@ -35,6 +35,7 @@ from tidegate.gateway.guard import Guard, Turns
 from tidegate.gateway.metrics import GatewayMetrics
 from tidegate.gateway.problems import ClientGoneError, Problem, boundary
 from tidegate.gateway.rendering import AnswerShape, is_finished, recorded_events, usage
+from tidegate.gateway.shadow import ShadowCalls
 
 _CUT_SHORT = (ClientGoneError, EngineTimeoutError, StoppingError)
 """Ends that are recorded even when not one token had been sampled."""
@@ -49,11 +50,15 @@ class ChatEndpoint:
         deps: what the gateway stands on.
         metrics: counters of the app.
         settings: the limits on a body's size and on the time from there to the last sampled token.
+        shadows: takes copies of answered calls.
     """
 
-    def __init__(self, deps: GatewayDependencies, metrics: GatewayMetrics, settings: ServerSettings) -> None:
+    def __init__(
+        self, deps: GatewayDependencies, metrics: GatewayMetrics, settings: ServerSettings, shadows: ShadowCalls
+    ) -> None:
         self._deps = deps
         self._metrics = metrics
+        self._shadows = shadows
         self._max_body_bytes = settings.max_body_bytes
         self._timeout_s = settings.request_timeout_s
         self._turns = Turns()
@@ -111,7 +116,7 @@ class ChatEndpoint:
         fold = GenerationFold()
         failure: TidegateError | ClientGoneError | None = None
         try:
-            with self._deps.router.lease(routed.release_id):
+            with self._deps.router.lease(routed.release_id), self._shadows.beside(call.sampling.n):
                 await guard.run(self._sample(call, interaction_id, routed, fold, delivery))
         except (TidegateError, ClientGoneError) as error:
             failure = error
@@ -130,6 +135,7 @@ class ChatEndpoint:
             return
         self._count_tokens(fold)
         await delivery.finish(fold)
+        self._shadows.offer(call, interaction_id, routed)
 
     def _unpin(self, call: ChatCall, fold: GenerationFold, failure: TidegateError | ClientGoneError | None) -> None:
         """An episode is over when it has its answer, and at once when its caller gave it no name to go on by."""

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Protocol
 
+from tidegate.core.shadow import Shadow, ShadowAnswer
 from tidegate.core.types import Feedback, Interaction, Split, Task
 from tidegate.ports import Engine
 
@@ -22,8 +24,35 @@ class RoutedModel(Protocol):
     def adapter(self) -> str | None: ...
 
 
+class ShadowTarget(Protocol):
+    """Where copies of calls go. ``ended`` is set when they no longer should; ``adapter`` as in :class:`RoutedModel`."""
+
+    @property
+    def shadow(self) -> Shadow: ...
+
+    @property
+    def adapter(self) -> str | None: ...
+
+    @property
+    def ended(self) -> asyncio.Event: ...
+
+    def call(self) -> AbstractContextManager[None]:
+        """Keep the adapter loaded for the length of a ``with`` block."""
+        ...
+
+
 class EpisodeRouter(Protocol):
     """Which release answers. None of these wait: a swap between two of them is seen or not, never half."""
+
+    @property
+    def champion(self) -> str | None:
+        """Release id that new episodes begin on."""
+        ...
+
+    @property
+    def shadow(self) -> ShadowTarget | None:
+        """Where copies of calls go now, if anywhere."""
+        ...
 
     def resolve(self, model: str, *, episode_id: str, user_key: str) -> RoutedModel:
         """Route one request and pin its episode; NotFoundError for a name that is not served."""
@@ -47,6 +76,10 @@ class InteractionRecorder(Protocol):
 
     async def record(self, interaction: Interaction) -> object:
         """Return only after the interaction is durable; a known id is left as it is."""
+        ...
+
+    async def record_shadow(self, answer: ShadowAnswer) -> object:
+        """Return only after the shadow's answer is durable; never before what users wait for."""
         ...
 
     async def record_feedback(self, feedback: Feedback) -> bool:

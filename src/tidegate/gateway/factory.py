@@ -13,6 +13,7 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
 from tidegate.config.settings import ServerSettings
+from tidegate.config.shadow import ShadowSettings
 from tidegate.core.errors import ConfigError, NotFoundError, StoreError, TidegateError
 from tidegate.gateway.chat import ChatEndpoint
 from tidegate.gateway.dependencies import GatewayDependencies
@@ -20,6 +21,7 @@ from tidegate.gateway.feedback import FeedbackEndpoint
 from tidegate.gateway.metrics import GatewayMetrics
 from tidegate.gateway.middleware import EdgeMiddleware
 from tidegate.gateway.problems import Problem, boundary
+from tidegate.gateway.shadow import ShadowCalls
 
 _CHAMPION = "champion"
 _NOBODY = "readiness check"
@@ -28,8 +30,13 @@ _OPEN_PATHS = ("/healthz", "/readyz", "/metrics")
 _ROUTES = (*_OPEN_PATHS, "/v1/chat/completions", "/v1/models", "/v1/feedback")
 
 
-def create_gateway(deps: GatewayDependencies, settings: ServerSettings) -> FastAPI:
-    """Build the OpenAI-compatible API. ``app.state.metrics`` holds its :class:`GatewayMetrics`.
+def create_gateway(
+    deps: GatewayDependencies, settings: ServerSettings, shadow: ShadowSettings | None = None
+) -> FastAPI:
+    """Build the OpenAI-compatible API.
+
+    ``app.state.metrics`` holds its :class:`GatewayMetrics`, ``app.state.shadows`` its
+    :class:`~tidegate.gateway.shadow.ShadowCalls`, to be closed before the app's server ends; ``shadow`` bounds them.
 
     Raises:
         ConfigError: no API key is configured for a host that others can reach.
@@ -42,7 +49,9 @@ def create_gateway(deps: GatewayDependencies, settings: ServerSettings) -> FastA
     metrics = GatewayMetrics(deps.recorder_counts)
     app = bare_app("Tidegate")
     app.state.metrics = metrics
-    chat = ChatEndpoint(deps, metrics, settings)
+    shadows = ShadowCalls(deps, metrics, shadow or ShadowSettings(), timeout_s=settings.request_timeout_s)
+    app.state.shadows = shadows
+    chat = ChatEndpoint(deps, metrics, settings, shadows)
     app.router.routes.append(Route("/v1/chat/completions", chat, methods=["POST"]))
     app.add_route("/v1/feedback", FeedbackEndpoint(deps, metrics, settings).handle, methods=["POST"])
     _add_models(app, deps)

@@ -44,7 +44,7 @@ class Guard:
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
         if self._gone is not None:
-            await _end(self._gone)
+            await end_task(self._gone)
 
     async def run(self, work: Coroutine[Any, Any, T]) -> T:
         """Await ``work``, or cancel it and wait until it has cleaned up.
@@ -67,14 +67,15 @@ class Guard:
                 "tokens, or raise the limit"
             )
         finally:
-            await _end(task)
+            await end_task(task)
 
     async def _until_gone(self) -> None:
         while (await self._receive())["type"] != "http.disconnect":
             pass
 
 
-async def _end(task: asyncio.Task[Any]) -> None:
+async def end_task(task: asyncio.Task[Any]) -> None:
+    """Cancel a task and wait until it has cleaned up, for :data:`CLOSE_GRACE_S` at most."""
     if task.done():
         return
     task.cancel()

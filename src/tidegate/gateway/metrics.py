@@ -48,6 +48,12 @@ class GatewayMetrics:
         self.feedback = Counter(
             "tidegate_feedback", "Feedback by what became of it.", ("result",), registry=self.registry
         )
+        self.shadow_calls = Counter(
+            "tidegate_shadow_calls",
+            "Calls drawn for the release in the shadow by what became of them.",
+            ("outcome",),
+            registry=self.registry,
+        )
         self.watch_steps = Counter(
             "tidegate_watch_steps", "Looks at live traffic by how they ended.", ("outcome",), registry=self.registry
         )

@@ -16,6 +16,11 @@ from tidegate.release.router import RoutedRelease, Router
 
 _log = logging.getLogger(__name__)
 
+PROBE_PROMPTS: tuple[Messages, ...] = (
+    ({"role": "user", "content": "What is 2 + 2?"},),
+    ({"role": "user", "content": "Name a colour."},),
+)
+
 
 class CertificateCheck(Protocol):
     """Raises CertificateError unless ``certificate`` covers exactly this content."""
@@ -104,7 +109,7 @@ class Loader:
         against = await self.engine_name(old)
         probed, base = (adapter, against) if adapter is not None else (against, adapter)
         if probed is None:
-            raise EngineError("both releases are the bare base model; a swap would change nothing")
+            raise EngineError("both releases are the bare base model; there is nothing to tell apart")
         result = await self._engine.probe(probed, against=base, prompts=self._probe_prompts)
         expected = release.adapter_sha256 if adapter is not None else old.adapter_sha256
         problem = None
@@ -113,11 +118,11 @@ class Loader:
         elif not result.max_logit_difference > 0.0:
             problem = f"loading it changed no logit against {old.id!r}: the engine answers with other weights"
         if problem is not None:
-            raise EngineError(f"release {release.id!r} is not published: {problem}")
+            raise EngineError(f"release {release.id!r} is not taken into use: {problem}")
 
     async def discard(self, adapter: str | None) -> None:
-        """Unload what a failed attempt loaded, unless a served release has the same content."""
-        if adapter is None or adapter in {served.adapter for served in self._router.loaded()}:
+        """Unload what a failed attempt loaded, unless a release that is in use has the same content."""
+        if adapter is None or adapter in self._router.adapters():
             return
         try:
             await self._engine.unload(adapter)
@@ -132,7 +137,7 @@ class Loader:
         for release in self._router.loaded():
             if release.release_id not in kept_ids:
                 self._router.remove(release.release_id)
-        kept = {release.adapter for release in self._router.loaded()}
+        kept = self._router.adapters()
         try:
             for adapter in await self._engine.list_adapters():
                 if adapter.name not in kept:

@@ -17,17 +17,13 @@ from typing import Any
 from tidegate.core.errors import CertificateError, ConflictError, VoidCertificateError
 from tidegate.core.types import CandidateState, JsonObject, Messages, Release
 from tidegate.ports import AuditLog, Engine, ReleaseStore
-from tidegate.release.loading import CertificateCheck, Loader
+from tidegate.release.loading import PROBE_PROMPTS, CertificateCheck, Loader
 from tidegate.release.preconditions import as_champion, require_judged_against, require_state
 from tidegate.release.records import ReleaseRecords
 from tidegate.release.router import ANCHOR, CANARY, CHAMPION, PREVIOUS, Division, Router
+from tidegate.release.shadowing import Shadowing
 
 _log = logging.getLogger(__name__)
-
-PROBE_PROMPTS: tuple[Messages, ...] = (
-    ({"role": "user", "content": "What is 2 + 2?"},),
-    ({"role": "user", "content": "Name a colour."},),
-)
 
 
 class Publisher:
@@ -78,6 +74,9 @@ class Publisher:
         self._canary_required = canary_required
         self._one_at_a_time = asyncio.Lock()
         self._changes: set[asyncio.Task[Release]] = set()
+        self.shadowing = Shadowing(
+            self._records, audit, loader=self._loader, router=router, lock=self._one_at_a_time, clock=clock
+        )
 
     async def reconcile(self) -> Release:
         """Load what the store says is wanted, before any traffic: champion, previous, anchor and canary.
@@ -365,6 +364,7 @@ class Publisher:
             await self._loader.add(release)
             self._router.point_champion_at(release.id)
         await self._records.move_candidates(release, reason=reason, old_state=old_state, time=self._clock())
+        await self.shadowing.end_beside(release)
         await self._loader.unload_unneeded()
 
     async def _release_of(self, content: str) -> Release:

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 
 from tidegate.core.errors import NotFoundError
 from tidegate.core.gate.live_assignment import Assignment
+from tidegate.release.shadow_route import ShadowRoute
 
 CHAMPION = "champion"
 PREVIOUS = "previous"
@@ -67,6 +68,8 @@ class Router:
         self._nameless: set[str] = set()
         self._champion: str | None = None
         self._division: Division | None = None
+        self._shadow: ShadowRoute | None = None
+        self._ended_shadows: list[ShadowRoute] = []
         self._leases: Counter[str] = Counter()
         self._pins: dict[str, _Pin] = {}
         self._resolved = 0
@@ -101,6 +104,29 @@ class Router:
         if division is not None:
             self._require_loaded(division.release_id)
         self._division = division
+
+    @property
+    def shadow(self) -> ShadowRoute | None:
+        """Where copies of calls go, if anywhere; never where a call itself does."""
+        return self._shadow
+
+    def point_shadow_at(self, route: ShadowRoute) -> None:
+        """Copy calls there from now on."""
+        self._shadow = route
+
+    def end_shadow(self) -> ShadowRoute | None:
+        """Copy no call any more; returns where they went, whose calls break off now."""
+        route, self._shadow = self._shadow, None
+        if route is not None:
+            route.ended.set()
+            self._ended_shadows.append(route)
+        return route
+
+    def adapters(self) -> set[str | None]:
+        """Names in the engine of everything that answers somebody, or the shadow's calls."""
+        self._ended_shadows = [route for route in self._ended_shadows if route.calls]
+        shadows = self._ended_shadows if self._shadow is None else [*self._ended_shadows, self._shadow]
+        return {release.adapter for release in self.loaded()} | {route.adapter for route in shadows}
 
     def remove(self, release_id: str) -> bool:
         """Forget a release unless new episodes begin on it; True when it is gone.

@@ -14,6 +14,7 @@ from tidegate.core.audit import next_record
 from tidegate.core.lifecycle import transition
 from tidegate.core.types import Answer, AuditRecord, Candidate, CandidateState, JsonObject, Release, Task
 from tidegate.stores import codec, rowmap, rules
+from tidegate.stores.memory_shadows import MemoryShadowStore
 from tidegate.stores.memory_trajectories import MemoryTrajectoryStore
 from tidegate.stores.records import Decision
 
@@ -22,6 +23,7 @@ __all__ = [
     "MemoryCycleStore",
     "MemoryReleaseStore",
     "MemorySealedStore",
+    "MemoryShadowStore",
     "MemoryTrajectoryStore",
 ]
 

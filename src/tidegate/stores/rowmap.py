@@ -8,12 +8,14 @@ from typing import Any
 
 from tidegate.core.errors import ConflictError, RequestError
 from tidegate.core.hashing import canonical_json
+from tidegate.core.shadow import ShadowAnswer, ShadowOutcome
 from tidegate.core.types import (
     Answer,
     AuditRecord,
     Candidate,
     CandidateState,
     Feedback,
+    FinishReason,
     Outcome,
     Release,
     Task,
@@ -186,6 +188,47 @@ def answer_of(row: Row) -> Answer:
     fields = changed(row, seed=int(row["seed"]), tools=tuple(from_json(row["tools"])), **flags)
     del fields["epoch_id"]
     return Answer(**fields)
+
+
+def shadow_row(answer: ShadowAnswer) -> dict[str, Any]:
+    """A row of ``shadow_answers``.
+
+    Raises:
+        RequestError: a time is not finite, or the text or a tool call cannot be stored.
+    """
+    named = f"shadow answer to interaction {answer.interaction_id!r}"
+    check_finite(named, created_at=answer.created_at, seconds=answer.seconds)
+    said = {
+        "text": answer.text,
+        "tool_calls": [dict(call) for call in answer.tool_calls],
+        "finish_reason": None if answer.finish_reason is None else str(answer.finish_reason),
+        "invalid_tool_call": answer.invalid_tool_call,
+    }
+    is_answer = answer.outcome is ShadowOutcome.ANSWERED
+    return {
+        "shadow_id": answer.shadow_id,
+        "interaction_id": answer.interaction_id,
+        "release_id": answer.release_id,
+        "engine_replica": answer.engine_replica,
+        "created_at": answer.created_at,
+        "outcome": str(answer.outcome),
+        "reason": answer.reason,
+        "seconds": answer.seconds,
+        "answer": to_json(said, f"text of {named}", canonical=False) if is_answer else None,
+        "prompt_tokens": answer.prompt_tokens,
+        "completion_tokens": answer.completion_tokens,
+    }
+
+
+def shadow_of(row: Row) -> ShadowAnswer:
+    """Inverse of :func:`shadow_row`."""
+    fields = changed(row, outcome=ShadowOutcome(row["outcome"]))
+    text = fields.pop("answer")
+    if text is not None:
+        said = from_json(text)
+        finish = None if said["finish_reason"] is None else FinishReason(said["finish_reason"])
+        fields |= changed(said, tool_calls=tuple(said["tool_calls"]), finish_reason=finish)
+    return ShadowAnswer(**fields)
 
 
 def _escaped(text: str) -> str:

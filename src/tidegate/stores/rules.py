@@ -53,6 +53,26 @@ def check_split(role: Role, interaction: Interaction) -> None:
         )
 
 
+def check_shadowed(interaction_id: str, consent: bool | None) -> None:
+    """Refuse a shadow answer to what is not recorded here, or was not to be stored.
+
+    Args:
+        interaction_id: what was shadowed.
+        consent: of its record; None when there is none in this database.
+
+    Raises:
+        NotFoundError: it is not here; sealed users' interactions never are.
+        RequestError: its user said no to storing.
+    """
+    if consent is None:
+        raise NotFoundError(f"shadow answer to interaction {interaction_id!r}: it is not in this database")
+    if not consent:
+        raise RequestError(
+            f"shadow answer to interaction {interaction_id!r}: its content was not to be stored, nor is what follows "
+            "from it; only calls with consent are shadowed"
+        )
+
+
 def check_same_episode(owner: Mapping[str, Any], interaction: Interaction) -> None:
     """Refuse an interaction of another user than the one whose session the episode is.
 

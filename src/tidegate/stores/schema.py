@@ -24,7 +24,7 @@ from sqlalchemy import (
 
 from tidegate.stores.types import TEXT
 
-REVISION = "0003"
+REVISION = "0004"
 """The newest revision in ``migrations/versions``: a database of this revision has exactly these tables."""
 
 metadata = MetaData(
@@ -119,6 +119,25 @@ feedback = Table(
     # Few rows wait at a time: recording looks for them in every batch, so the look-up must not grow with the table.
     Index("ix_feedback_waiting_interaction", "interaction_id", sqlite_where=_WAITS, postgresql_where=_WAITS),
     Index("ix_feedback_waiting_episode", "episode_id", sqlite_where=_WAITS, postgresql_where=_WAITS),
+)
+
+# A table of their own: no query over interactions can take an answer that nobody got for one that somebody did.
+shadow_answers = Table(
+    "shadow_answers",
+    metadata,
+    Column("shadow_id", TEXT, primary_key=True),
+    Column("interaction_id", TEXT, ForeignKey("interactions.id"), primary_key=True),
+    Column("release_id", TEXT, nullable=False),
+    Column("engine_replica", TEXT, nullable=False),
+    Column("created_at", Float, nullable=False),
+    Column("outcome", TEXT, nullable=False),
+    Column("reason", TEXT, nullable=False),
+    Column("seconds", Float, nullable=False),
+    Column("answer", TEXT),
+    Column("prompt_tokens", Integer),
+    Column("completion_tokens", Integer),
+    CheckConstraint("(outcome = 'answered') = (answer IS NOT NULL)", name="answered"),
+    Index("ix_shadow_answers_shadow_id_created_at", "shadow_id", "created_at"),
 )
 
 batch_manifests = Table(

@@ -6,6 +6,7 @@ from tidegate.stores.database import Location, SqlDatabase
 from tidegate.stores.postgres_server import PostgresAddress, can_read
 from tidegate.stores.releases import SqlReleaseStore
 from tidegate.stores.sealed import SqlSealedStore
+from tidegate.stores.shadows import SqlShadowStore
 from tidegate.stores.trajectories import SqlTrajectoryStore
 
 __all__ = [
@@ -16,6 +17,7 @@ __all__ = [
     "SqlDatabase",
     "SqlReleaseStore",
     "SqlSealedStore",
+    "SqlShadowStore",
     "SqlTrajectoryStore",
     "can_read",
 ]
