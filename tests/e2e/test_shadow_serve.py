@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import sqlite3
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -43,12 +44,12 @@ async def until(condition: Callable[[], bool]) -> None:
             await asyncio.sleep(0.02)
 
 
-async def ask(url: str, user: str, number: int, **fields: Any) -> str | None:
+async def ask(url: str, user: str, number: int, *, max_tokens: int = 8, **fields: Any) -> str | None:
     async with AsyncOpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0) as client:
         answer = await client.chat.completions.create(
             model="champion",
             messages=[{"role": "user", "content": f"what is {number} plus two?"}],
-            max_tokens=8,
+            max_tokens=max_tokens,
             temperature=0,
             user=user,
             metadata={"tidegate_verifier": "numeric_answer", "tidegate_reference": "4"},
@@ -117,6 +118,39 @@ async def test_a_shadow_from_its_start_to_the_day_it_is_the_champion(tmp_path: P
     assert command(world)[0] == 0
     code, text = command(world, "--json")
     assert (code, json.loads(text)) == (0, json.loads(json.dumps(found)))
+
+
+async def test_a_server_looks_at_certificates_and_stops_without_losing_count(tmp_path: Path) -> None:
+    world = LoopWorld(
+        tmp_path / "world", write_tiny_model(tmp_path / "model"), more_settings="[watch]\ninterval_s = 0.05\n"
+    )
+    settings = world.settings
+    candidate = candidate_in(world, tmp_path / "adapter")
+    async with running(settings, say=quiet) as address:
+        with open_stores(world.data) as stores:
+            stores.releases.add_candidate(candidate)
+        released = (await sign_candidate(settings, candidate.id))["id"]
+        await rollback_release(settings, BASE, "the test says so")
+        await start_shadow(settings, released, 1.0)
+        certificate = put_certificate(world, released, "{}")
+        await until(lambda: shadow_report(settings)["ended"] is not None)
+        assert shadow_report(settings)["ended"].startswith("its certificate does not stand")
+        # copies are under way when the server stops
+        put_certificate(world, released, certificate)
+        await start_shadow(settings, released, 1.0)
+        user = a_user_of(world, Split.TRAIN)
+        await asyncio.gather(*(ask(address.url, user, number, max_tokens=200) for number in range(CALLS)))
+    found = shadow_report(settings)
+    assert sum_of(found) == CALLS, found
+
+
+def put_certificate(world: LoopWorld, release: str, certificate: str) -> str:
+    """Change it behind everybody's back; returns what stood there."""
+    database = sqlite3.connect(world.data.open_database, isolation_level=None)
+    ((before,),) = database.execute("SELECT certificate FROM releases WHERE id = ?", (release,)).fetchall()
+    database.execute("UPDATE releases SET certificate = ? WHERE id = ?", (certificate, release))
+    database.close()
+    return before
 
 
 def sum_of(report: JsonObject) -> int:

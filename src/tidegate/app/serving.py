@@ -138,8 +138,10 @@ async def running(settings: Settings, *, say: Callable[[str], None]) -> AsyncGen
         stack.callback(directory.withdraw_server)
         steps = gateway.state.metrics.watch_steps
         every_s = settings.watch.interval_s
-        for step in (live.step, publisher.shadowing.step):
-            looking = watch(step, interval_s=every_s, count=lambda outcome: steps.labels(outcome).inc())
+        for looking in (
+            watch(live.step, interval_s=every_s, count=lambda outcome: steps.labels(outcome).inc()),
+            watch(publisher.shadowing.step, interval_s=every_s, count=lambda _: None),
+        ):
             stack.push_async_callback(_ended, asyncio.create_task(looking))
         yield address
 
