@@ -318,6 +318,9 @@ async def test_the_adapter_stays_until_calls_that_run_have_ended(world: World) -
         stopping = asyncio.create_task(world.publisher.shadowing.stop("enough"))
         await route.ended.wait()
         await world.publisher.rollback(None, "worse")
+        await world.publisher.divide(None)  # takes its turn after whatever waits for the lock
+        await asyncio.sleep(0)
+        assert not stopping.done()
         assert FIRST in world.engine.shelf
     await stopping
     assert FIRST not in world.engine.shelf
