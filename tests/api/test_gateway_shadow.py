@@ -94,6 +94,7 @@ async def test_the_user_gets_the_champion_and_the_shadow_answers_the_same_call(w
     assert (answer.finish_reason, answer.prompt_tokens, answer.completion_tokens) == (FinishReason.STOP, 6, 5)
     (asked,), (copied,) = world.engine.requests, world.shadow_engine.requests
     assert (copied.messages, copied.tools, copied.sampling) == (asked.messages, asked.tools, asked.sampling)
+    assert (asked.caller, copied.caller) == ("key-of-ann", "shadow-1"), "a copy takes no turn of its user"
     assert world.counted("answered") == 1.0
 
 

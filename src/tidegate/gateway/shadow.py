@@ -169,11 +169,15 @@ class ShadowCalls:
             await end_task(task)
 
     async def _sample(self, call: ChatCall, target: ShadowTarget, answer: ShadowAnswer, fold: GenerationFold) -> None:
-        """Ask for one choice, whatever the user asked for: the first one is compared."""
+        """Ask for one choice, whatever the user asked for: the first one is compared.
+
+        All copies are one caller, so that where callers take turns none takes that of its user.
+        """
         request = replace(
             call.engine_request(f"{answer.interaction_id}-{answer.shadow_id}", target.adapter),
             sampling=replace(call.sampling, n=1),
             passed=None,
+            caller=answer.shadow_id,
         )
         with boundary("the engine", EngineError):
             events = self._deps.engine.generate(request)
