@@ -16,6 +16,7 @@ from tidegate.core.audit import verify_chain
 from tidegate.core.errors import RequestError, SchemaVersionError, StoreError
 from tidegate.core.types import Split
 from tidegate.stores.audit import append_record
+from tidegate.stores.schema import REVISION
 from tidegate.stores.sql import (
     SqlAuditLog,
     SqlCycleStore,
@@ -133,7 +134,7 @@ def test_a_database_of_another_version_names_both_revisions_and_is_left_as_it_is
             other.execute("UPDATE alembic_version SET version_num = ?", [revision])
         other.commit()
     content = path.read_bytes()
-    with pytest.raises(SchemaVersionError, match=rf"{revision!r}.*up to '0003'.*run the version that wrote it"):
+    with pytest.raises(SchemaVersionError, match=rf"{revision!r}.*up to '{REVISION}'.*run the version that wrote it"):
         SqlDatabase.open(path)
     assert path.read_bytes() == content
 

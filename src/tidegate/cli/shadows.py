@@ -19,10 +19,10 @@ _ARMS = ("of", "main", "shadow")
 
 
 def register() -> None:
-    """The command stands under ``releases``, which :mod:`tidegate.cli.releases` adds."""
+    """Add the command to ``releases``, which :mod:`tidegate.cli.releases` adds itself."""
+    releases.command("shadow")(shadow)
 
 
-@releases.command("shadow")
 def shadow(
     context: typer.Context,
     release: Annotated[
