@@ -171,7 +171,7 @@ def metrics_page() -> str:
         "# Metrics",
         "",
         "`GET /metrics` on the public port answers in Prometheus' text format and needs no key. Labels hold routes,",
-        "statuses and outcomes; never prompts, users or adapters.",
+        "statuses, outcomes and the addresses of replicas; never prompts, users or adapters.",
         "",
         "| metric | type | labels | meaning |",
         "|---|---|---|---|",

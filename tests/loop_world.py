@@ -172,9 +172,9 @@ class LoopWorld:
         assert done.returncode in (0, 3, 4), done.stderr
         return json.loads(done.stdout.splitlines()[-1])
 
-    def set(self, section: str, **values: str) -> None:
-        """Add a section of text values to the settings file."""
-        lines = [f"[{section}]", *(f'{name} = "{value}"' for name, value in values.items())]
+    def set(self, section: str, **values: object) -> None:
+        """Add a section to the settings file; texts, numbers and lists are written alike in JSON and TOML."""
+        lines = [f"[{section}]", *(f"{name} = {json.dumps(value)}" for name, value in values.items())]
         with self.config.open("a") as file:
             file.write("\n".join(["", *lines, ""]))
         self.settings = load_settings(self.config)
@@ -205,6 +205,14 @@ class LoopWorld:
                 return address.url
             time.sleep(0.05)
         raise AssertionError(f"the server is not ready: {log.read_text()}")
+
+    @staticmethod
+    def until_ready(url: str, deadline_s: float = 60.0) -> None:
+        """Wait until a running server says that it is ready."""
+        deadline = time.monotonic() + deadline_s
+        while (said := get(f"{url}/readyz"))[0] != 200:
+            assert time.monotonic() < deadline, said
+            time.sleep(0.05)
 
     def decisions(self) -> list[dict[str, Any]]:
         """Bodies of the decision records."""

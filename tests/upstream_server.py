@@ -63,6 +63,7 @@ class UpstreamServer:
         logprobs_beside: a field beside which log-probabilities are refused.
         raw_logprobs: log-probabilities are those of temperature 1.
         script: what it answers instead of sampling; greedy calls of tools are scripted anyway.
+        pace_s: time that it takes for each chunk with a token.
     """
 
     vllm: bool = True
@@ -74,6 +75,7 @@ class UpstreamServer:
     max_context: int = 512
     key: str | None = None
     script: str | None = None
+    pace_s: float = 0.0
     faults: Faults = field(default_factory=Faults)
     adapters: dict[str, Path] = field(default_factory=dict)
     weights: dict[str, bytes] = field(default_factory=dict)
@@ -199,6 +201,8 @@ class UpstreamServer:
         for number, (part, tokens) in enumerate(self._parts(body, prompt)):
             if not await self._go_on(request, response, number):
                 return False
+            if self.pace_s:
+                await asyncio.sleep(self.pace_s)
             sampled += tokens
             if number == self.faults.lose_token:
                 continue
@@ -348,13 +352,15 @@ def _stops(body: dict[str, Any]) -> Sequence[str]:
 @asynccontextmanager
 async def running_upstream(
     kind: type[Server] = UpstreamServer,  # pyright: ignore[reportInvalidTypeVarUse] - a default of its bound
+    *,
+    port: int = 0,
     **options: Any,
 ) -> AsyncGenerator[Server]:
-    """A server on a free port of loopback for the length of a block."""
+    """A server on a port of loopback, a free one by default, for the length of a block."""
     server = kind(**options)
     runner = web.AppRunner(server.app(), handler_cancellation=True, access_log=None, shutdown_timeout=0.1)
     await runner.setup()
-    site = web.TCPSite(runner, "127.0.0.1", 0)
+    site = web.TCPSite(runner, "127.0.0.1", port, reuse_address=True)
     await site.start()
     server.url = f"http://127.0.0.1:{runner.addresses[0][1]}"
     try:

@@ -1,4 +1,6 @@
-"""What every engine promises: in this process, over vLLM's and SGLang's dialects, and, in part, over plain OpenAI's."""
+"""What every engine promises: in this process, over vLLM's and SGLang's dialects, over several such servers, and, where
+it applies, over plain OpenAI's.
+"""
 
 from __future__ import annotations
 
@@ -12,6 +14,7 @@ import pytest
 
 from engine_fixtures import answer, call, running, write_adapter, write_tiny_model
 from gateway_world import until
+from replica_world import vllm_replicas
 from tidegate.core.errors import AdapterError, EngineError, RequestError
 from tidegate.core.generation import collect
 from tidegate.core.types import AdapterRef, ChoiceEnd, FinishReason, GenerationEvent, PromptTokens, TokenDelta
@@ -44,12 +47,29 @@ def model_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return write_tiny_model(tmp_path_factory.mktemp("contract") / "model")
 
 
-@pytest.fixture(params=["embedded", "vllm", "sglang", "sglang-parsing", "openai"])
+@pytest.fixture(params=["embedded", "vllm", "sglang", "sglang-parsing", "replicas", "openai"])
 async def kit(request: pytest.FixtureRequest, model_dir: Path) -> AsyncGenerator[Kit]:
     async with AsyncExitStack() as stack:
         if request.param == "embedded":
             engine: Engine = await stack.enter_async_context(running(model_dir, max_context=CONTEXT))
             yield Kit(engine, request.param, model_dir, lambda: None, lambda: True, lambda: None)
+            return
+        if request.param == "replicas":
+            opening = vllm_replicas(3, base_sha256=base_hash(model_dir))
+            several, servers = await stack.enter_async_context(opening)
+
+            def hold_all() -> None:
+                for one in servers:
+                    one.faults.hold_after = 2
+
+            def let_all_go() -> None:
+                for one in servers:
+                    one.go.set()
+
+            yield Kit(
+                several, request.param, model_dir, hold_all, lambda: sum(one.cancelled for one in servers) == 1,
+                let_all_go,
+            )  # fmt: skip
             return
         base = base_hash(model_dir)
         opened = {

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import json
 import os
+import urllib.request
 from collections.abc import Generator
+from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -90,6 +92,46 @@ def test_a_server_behind_one_option_is_recorded_before_the_last_byte(recorder: D
     assert KEY not in (world.root / "serve.log").read_text()
 
 
+def test_replicas_stand_in_for_one_another_and_each_record_says_which_answered(recorder: Deployment) -> None:
+    first = recorder.server
+    options = {"vllm": False, "model": MODEL, "key": KEY}
+    with ExitStack() as stack:
+        second = stack.enter_context(upstream_in_a_thread(**options))
+        third = stack.enter_context(upstream_in_a_thread(**{**options, "model": "another"}))
+        places = {one.url.removeprefix("http://") for one in (first, second)}
+        several = [option for url in (first.url, second.url) for option in ("--upstream", url)]
+        refused = recorder.world.tidegate("serve", *several, "--upstream", third.url, timeout_s=60)
+        assert refused.returncode == 2
+        assert "serve different models" in refused.stderr
+        url = stack.enter_context(recorder.world.serving(*several))
+        client = stack.enter_context(OpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0))
+
+        def answered_by() -> str:
+            answer = client.chat.completions.create(model=MODEL, messages=MESSAGES, max_tokens=5)
+            record = recorder.recorded(answer.id)
+            assert record is not None
+            return record.engine_replica
+
+        assert {answered_by() for _ in range(4)} == places
+        first.faults.status = 429
+        assert {answered_by() for _ in range(4)} == {second.url.removeprefix("http://")}
+        first.faults.status = None
+        metrics = urllib.request.urlopen(f"{url}/metrics").read().decode()
+        assert "tidegate_replicas_in_service 2.0" in metrics
+        assert all(f'tidegate_replica_breaker{{replica="{one}",state="closed"}} 1.0' in metrics for one in places)
+        assert 'tidegate_failovers_total{reason="busy"}' in metrics
+        world, urls = recorder.world, json.dumps([first.url, DOWN])
+        os.environ.update(TIDEGATE_ENGINE__KIND="openai", TIDEGATE_ENGINE__URLS=urls)
+        try:
+            found = {one["check"]: one for one in json.loads(world.tidegate("doctor", "--json").stdout)}
+        finally:
+            del os.environ["TIDEGATE_ENGINE__KIND"], os.environ["TIDEGATE_ENGINE__URLS"]
+        assert found[f"upstream {first.url}"]["state"] == "ok"
+        assert found[f"upstream {DOWN}"]["state"] == "wrong"
+        assert DOWN in found[f"upstream {DOWN}"]["detail"]
+        assert found["upstreams"]["state"] == "ok"
+
+
 def test_a_cycle_over_answers_without_tokens_abstains_and_says_how_many(recorder: Deployment) -> None:
     world, server = recorder.world, recorder.server
     server.script = "42"
@@ -104,7 +146,7 @@ def test_a_cycle_over_answers_without_tokens_abstains_and_says_how_many(recorder
                 user=f"user-{number}",
                 metadata={"tidegate_verifier": "numeric_answer", "tidegate_reference": "42"},
             )
-    options = {"TIDEGATE_ENGINE__KIND": "openai", "TIDEGATE_ENGINE__URL": server.url}
+    options = {"TIDEGATE_ENGINE__KIND": "openai", "TIDEGATE_ENGINE__URLS": json.dumps([server.url])}
     os.environ.update(options)
     try:
         done = world.tidegate("cycle", "run", "--json")
@@ -138,7 +180,7 @@ def test_what_cannot_be_asked_for_its_model_is_not_served(recorder: Deployment) 
 
 async def test_a_server_that_is_down_and_whose_model_is_named_is_waited_for(tmp_path: Path) -> None:
     world = LoopWorld(tmp_path / "world", tmp_path / "no such model")
-    settings = load_settings(world.config, {"engine": {"kind": "openai", "url": DOWN, "model": MODEL}})
+    settings = load_settings(world.config, {"engine": {"kind": "openai", "urls": [DOWN], "model": MODEL}})
     async with running(settings, say=lambda line: None) as address, ClientSession() as session:
         async with session.get(f"{address.url}/readyz") as ready:
             assert ready.status == 503
@@ -152,7 +194,7 @@ async def test_a_server_that_is_down_and_whose_model_is_named_is_waited_for(tmp_
 def test_adapters_are_published_into_a_vllm_server_and_taken_back(tmp_path: Path) -> None:
     world = LoopWorld.with_traffic(tmp_path / "world")
     with upstream_in_a_thread() as server:
-        world.set("engine", kind="vllm", url=server.url)
+        world.set("engine", kind="vllm", urls=[server.url])
         base = base_hash(world.model)
         ref = write_adapter(tmp_path / "adapter", world.model, seed=3)
         ref.path.rename(world.data.adapters / ref.sha256)
@@ -184,6 +226,12 @@ def test_adapters_are_published_into_a_vllm_server_and_taken_back(tmp_path: Path
             after, release = said()
             assert (release, after != before) == (published, True)
             assert list(server.adapters) == [published]
+            server.adapters.clear()  # as a restart of the server does
+            with pytest.raises(APIStatusError, match="has lost adapter") as caught:
+                said()
+            assert (caught.value.status_code, caught.value.response.headers["retry-after"]) == (503, "1")
+            world.until_ready(url)
+            assert said() == (after, published)
             rolled_back = json.loads(world.tidegate("releases", "rollback", "--json").stdout)
             assert said() == (before, rolled_back["id"])
             # a cycle trains here and measures there

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,7 @@ from tidegate.app.engines import (
     base_of,
     model_name,
     open_engine,
-    opened_upstream,
+    opened_upstreams,
     other_names,
     upstream_state,
     with_upstream_model,
@@ -81,7 +82,7 @@ def test_whatever_is_accepted_has_no_user_query_or_blank(text: str) -> None:
 
 def test_a_password_in_an_address_is_not_repeated(tmp_path: Path) -> None:
     with pytest.raises(ConfigError) as caught:
-        load_settings(None, {"engine": {"kind": "openai", "url": "http://user:hunter2@host"}})
+        load_settings(None, {"engine": {"kind": "openai", "urls": ["http://user:hunter2@host"]}})
     assert "user or password" in str(caught.value)
     assert "hunter2" not in str(caught.value)
 
@@ -89,16 +90,27 @@ def test_a_password_in_an_address_is_not_repeated(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("engine", "said"),
     [
-        ({"kind": "vllm"}, "kind = 'vllm' and url is missing"),
-        ({"kind": "openai"}, "kind = 'openai' and url is missing"),
+        ({"kind": "vllm"}, "kind = 'vllm' and urls is missing"),
+        ({"kind": "openai"}, "kind = 'openai' and urls is missing"),
         *(
             (
                 {name: value},
-                f"{name} = {value!r} has no effect on kind = 'embedded'; leave it out, or set kind to 'vllm'",
+                f"{name} = {re.escape(repr(value))} has no effect on kind = 'embedded'; leave it out, or set kind to",
             )
-            for name, value in (("url", "http://host"), ("logprobs", "processed"))
+            for name, value in (
+                ("urls", ("http://host",)),
+                ("logprobs", "processed"),
+                ("check_interval_s", 1.0),
+                ("first_token_timeout_s", 1.0),
+                ("breaker_failures", 2),
+                ("swap_timeout_s", 1.0),
+            )
         ),
-        ({"kind": "openai", "url": "http://host", "logprobs": "processed"}, "logprobs = 'processed' has no effect"),
+        ({"kind": "openai", "urls": ["http://host"], "logprobs": "processed"}, "logprobs = 'processed' has no effect"),
+        ({"kind": "openai", "urls": ["http://host"], "swap_timeout_s": 9.0}, "swap_timeout_s = 9.0 has no effect"),
+        ({"kind": "vllm", "urls": ["http://a/v1", "http://b", "http://A"]}, "'a'.* are named more than once"),
+        ({"kind": "vllm", "urls": ["http://a", "b:1"]}, "only http:// and https:// addresses"),
+        ({"kind": "vllm", "urls": "http://a"}, "valid tuple"),
     ],
 )
 def test_settings_that_contradict_themselves_are_refused(engine: dict[str, object], said: str) -> None:
@@ -107,24 +119,24 @@ def test_settings_that_contradict_themselves_are_refused(engine: dict[str, objec
 
 
 async def test_a_key_comes_from_the_variable_that_the_settings_name(monkeypatch: pytest.MonkeyPatch) -> None:
-    settings = Settings(engine=EngineSettings(kind="openai", url="http://host", api_key_env="UPSTREAM_KEY"))
+    settings = Settings(engine=EngineSettings(kind="openai", urls=("http://host",), api_key_env="UPSTREAM_KEY"))
     monkeypatch.delenv("UPSTREAM_KEY", raising=False)
     with pytest.raises(ConfigError, match="names 'UPSTREAM_KEY', and no such variable is set"):
-        async with opened_upstream(settings):
+        async with opened_upstreams(settings):
             pass
     monkeypatch.setenv("UPSTREAM_KEY", "two\nlines")
     with pytest.raises(ConfigError, match="printable ASCII") as caught:
-        async with opened_upstream(settings):
+        async with opened_upstreams(settings):
             pass
     assert "two" not in str(caught.value)
     monkeypatch.setenv("UPSTREAM_KEY", "sk-1")
-    async with opened_upstream(settings) as upstream:
+    async with opened_upstreams(settings) as (upstream,):
         assert upstream.url == "http://host"
         assert "sk-1" not in repr(upstream)
 
 
 def test_an_upstreams_model_gives_its_name_and_no_weights() -> None:
-    engine = EngineSettings(kind="openai", url="http://host", model="Qwen/Qwen3-4B")
+    engine = EngineSettings(kind="openai", urls=("http://host",), model="Qwen/Qwen3-4B")
     settings = Settings(engine=engine)
     assert model_name(settings) == "Qwen-Qwen3-4B"
     assert other_names(settings) == ("Qwen/Qwen3-4B",)
@@ -132,7 +144,7 @@ def test_an_upstreams_model_gives_its_name_and_no_weights() -> None:
     assert base.directory is None
     assert len(base.sha256) == 64
     assert base.sha256 != base_of(Settings(engine=engine.model_copy(update={"model": "other"}))).sha256
-    moved = Settings(engine=engine.model_copy(update={"url": "http://elsewhere"}))
+    moved = Settings(engine=engine.model_copy(update={"urls": ("http://elsewhere",)}))
     assert base.sha256 == base_of(moved).sha256
     named = Settings(engine=engine, model=ModelSettings(name="mine"))
     assert model_name(named) == "mine"
@@ -144,18 +156,19 @@ def test_an_upstreams_model_gives_its_name_and_no_weights() -> None:
     [("vllm", None, True), ("vllm", "processed", False), ("sglang", None, False), ("sglang", "raw", True)],
 )
 def test_each_kind_of_server_states_log_probabilities_in_its_own_way(kind: Any, given_logprobs: Any, raw: bool) -> None:
-    assert EngineSettings(kind=kind, url="http://host", logprobs=given_logprobs).raw_logprobs is raw
+    assert EngineSettings(kind=kind, urls=("http://host",), logprobs=given_logprobs).raw_logprobs is raw
 
 
 @pytest.mark.parametrize(("server", "kind"), [(SglangServer, "sglang"), (UpstreamServer, "vllm")])
 async def test_the_settings_open_the_engine_of_their_kind(server: type[UpstreamServer], kind: Any) -> None:
     async with running_upstream(server) as running:
-        settings = Settings(engine=EngineSettings(kind=kind, url=running.url))
-        told = await upstream_state(settings)
+        settings = Settings(engine=EngineSettings(kind=kind, urls=(running.url,)))
+        told = await upstream_state(settings, running.url)
         assert told.startswith(f"{running.url} serves 'tiny'")
         assert ("SGLang 0.5.23" in told) is (kind == "sglang")
         named = await with_upstream_model(settings)
         async with open_engine(named, Base(sha256="b" * 64, directory=None), replica="r") as engine:
-            assert type(engine) is {"sglang": SglangEngine, "vllm": VllmEngine}[kind]
+            (member,) = engine._set.members  # type: ignore[attr-defined]
+            assert type(member.engine) is {"sglang": SglangEngine, "vllm": VllmEngine}[kind]
             assert (await engine.health()).ready
             assert (await engine.sequence_logprobs(None, [5, 6, 7]))[1] < 0.0

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from tidegate.app.engines import upstream_state
+from tidegate.app.engines import upstream_state, upstreams_agree
 from tidegate.app.gates import build_policy, check_keys, gate_self_test, verify_log
 from tidegate.app.layout import DataDirectory
 from tidegate.app.splits import user_splitter
@@ -71,8 +71,12 @@ def _stored(settings: Settings, directory: DataDirectory) -> Iterator[Finding]:
 def _answering(settings: Settings) -> Iterator[Finding]:
     if settings.engine.kind != "openai":
         yield _finding("model", lambda: _model(settings))
-    if settings.engine.kind != "embedded" or settings.engine.url is not None:
-        yield _finding("upstream", lambda: asyncio.run(upstream_state(settings)))
+    urls = settings.engine.urls
+    for url in urls:
+        check = "upstream" if len(urls) == 1 else f"upstream {url}"
+        yield _finding(check, lambda url=url: asyncio.run(upstream_state(settings, url)))
+    if len(urls) > 1:
+        yield _finding("upstreams", lambda: asyncio.run(upstreams_agree(settings)))
 
 
 def _server(settings: Settings, directory: DataDirectory) -> list[Finding]:

@@ -6,19 +6,20 @@ import asyncio
 import os
 import re
 from collections.abc import AsyncGenerator, Callable
-from contextlib import asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
-from urllib.parse import urlsplit
 
 from tidegate.config import Settings
-from tidegate.config.engine import RECORDER_ONLY
-from tidegate.core.errors import ConfigError
+from tidegate.config.engine import RECORDER_ONLY, place_of
+from tidegate.core.errors import ConfigError, EngineError
 from tidegate.ports import Engine
+from tidegate.release import PROBE_PROMPTS
 
 if TYPE_CHECKING:
     from tidegate.engines.remote import Upstream
+    from tidegate.engines.replicas import Limits
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -48,11 +49,11 @@ def other_names(settings: Settings) -> tuple[str, ...]:
 
 
 async def with_upstream_model(settings: Settings) -> Settings:
-    """The settings with the name of the upstream's model filled in, if there is an upstream that lists just one.
+    """The settings with the name of the upstream's model filled in, if each upstream that can be asked lists just it.
 
     Raises:
-        ConfigError: it lists none or several and ``engine.model`` names none.
-        EngineError: it cannot be asked.
+        ConfigError: one lists none or several and ``engine.model`` names none, or two list different ones.
+        EngineError: none of them can be asked.
     """
     if settings.engine.kind == "embedded":
         return settings
@@ -60,8 +61,19 @@ async def with_upstream_model(settings: Settings) -> Settings:
 
     if settings.engine.model is not None:
         return settings
-    async with opened_upstream(settings) as upstream:
-        name = await only_model(upstream)
+    names: dict[str, str] = {}
+    failures: list[EngineError] = []
+    async with opened_upstreams(settings) as upstreams:
+        for upstream in upstreams:
+            try:
+                names[upstream.url] = await only_model(upstream)
+            except EngineError as error:
+                failures.append(error)
+    if len(set(names.values())) > 1:
+        raise ConfigError(f"the replicas serve different models: {names}; all must serve one, under one name")
+    if not names:
+        raise failures[0] if len(failures) == 1 else EngineError("; ".join(map(str, failures)))
+    (name,) = set(names.values())
     return settings.model_copy(update={"engine": settings.engine.model_copy(update={"model": name})})
 
 
@@ -97,17 +109,17 @@ def resolve_base(settings: Settings, *, progress: Callable[[str], None] | None =
 
 
 @asynccontextmanager
-async def opened_upstream(settings: Settings) -> AsyncGenerator[Upstream]:
-    """A client of the server that the settings name, for the length of a block.
+async def opened_upstreams(settings: Settings) -> AsyncGenerator[tuple[Upstream, ...]]:
+    """Clients of the servers that the settings name, for the length of a block.
 
     Raises:
-        ConfigError: they name none, or the variable with its key is empty.
+        ConfigError: they name none, or the variable with their key is empty.
     """
     from tidegate.engines.remote import Upstream  # noqa: PLC0415 - see above
 
     engine = settings.engine
-    if engine.url is None:
-        raise ConfigError(f"engine.kind is {engine.kind!r} and engine.url is missing; set it to http://HOST:PORT")
+    if not engine.urls:
+        raise ConfigError(f"engine.kind is {engine.kind!r} and engine.urls is missing; set it to ['http://HOST:PORT']")
     key = None if engine.api_key_env is None else os.environ.get(engine.api_key_env)
     if engine.api_key_env is not None and not key:
         raise ConfigError(
@@ -115,13 +127,15 @@ async def opened_upstream(settings: Settings) -> AsyncGenerator[Upstream]:
         )
     if key is not None and not (key.isascii() and key.isprintable()):
         raise ConfigError(f"the variable {engine.api_key_env!r} holds no key: printable ASCII is accepted")
-    upstream = Upstream(
-        engine.url, key=key, connect_timeout_s=engine.connect_timeout_s, read_timeout_s=engine.read_timeout_s
-    )
-    try:
-        yield upstream
-    finally:
-        await upstream.close()
+    async with AsyncExitStack() as stack:
+        upstreams: list[Upstream] = []
+        for url in engine.urls:
+            upstream = Upstream(
+                url, key=key, connect_timeout_s=engine.connect_timeout_s, read_timeout_s=engine.read_timeout_s
+            )
+            stack.push_async_callback(upstream.close)
+            upstreams.append(upstream)
+        yield tuple(upstreams)
 
 
 @asynccontextmanager
@@ -137,21 +151,43 @@ async def open_engine(settings: Settings, base: Base, *, replica: str) -> AsyncG
         async with embedded_engine(settings, base.directory, replica=replica) as engine:
             yield engine
         return
+    async with opened_upstreams(settings) as upstreams:
+        members = [_remote_engine(settings, base, upstream) for upstream in upstreams]
+        if settings.engine.kind == "openai" and len(members) == 1:
+            yield members[0]  # it has nothing to lose and nobody to stand in
+            return
+        from tidegate.engines.replicas import ReplicaSet  # noqa: PLC0415 - see above
+
+        async with ReplicaSet(members, probe_prompts=PROBE_PROMPTS, limits=_replica_limits(settings)) as replicas:
+            yield replicas
+
+
+def _remote_engine(settings: Settings, base: Base, upstream: Upstream) -> Engine:
     from tidegate.engines.remote import OpenAIEngine, SglangEngine, VllmEngine  # noqa: PLC0415 - see above
 
-    async with opened_upstream(settings) as upstream:
-        model, place = str(settings.engine.model), urlsplit(upstream.url).netloc
-        if settings.engine.kind == "openai":
-            yield OpenAIEngine(upstream, model=model, replica=place)
-        else:
-            dialect = SglangEngine if settings.engine.kind == "sglang" else VllmEngine
-            yield dialect(
-                upstream,
-                model=model,
-                base_sha256=base.sha256,
-                replica=place,
-                raw_logprobs=settings.engine.raw_logprobs,
-            )
+    model, replica = str(settings.engine.model), place_of(upstream.url)
+    if settings.engine.kind == "openai":
+        return OpenAIEngine(upstream, model=model, replica=replica)
+    dialect = SglangEngine if settings.engine.kind == "sglang" else VllmEngine
+    return dialect(
+        upstream,
+        model=model,
+        base_sha256=base.sha256,
+        replica=replica,
+        raw_logprobs=settings.engine.raw_logprobs,
+    )
+
+
+def _replica_limits(settings: Settings) -> Limits:
+    from tidegate.engines.replicas import Limits  # noqa: PLC0415 - see above
+
+    engine = settings.engine
+    return Limits(
+        failures=engine.breaker_failures,
+        first_event_timeout_s=engine.first_token_timeout_s,
+        swap_timeout_s=engine.swap_timeout_s,
+        check_interval_s=engine.check_interval_s,
+    )
 
 
 @asynccontextmanager
@@ -163,8 +199,8 @@ async def engine_of(settings: Settings, *, replica: str) -> AsyncGenerator[Engin
         yield engine
 
 
-async def upstream_state(settings: Settings) -> str:
-    """What a person should know of the server that the settings name.
+async def upstream_state(settings: Settings, url: str) -> str:
+    """What a person should know of one of the servers that the settings name.
 
     Raises:
         ConfigError, EngineError: why it cannot be used.
@@ -172,13 +208,24 @@ async def upstream_state(settings: Settings) -> str:
     from tidegate.engines.remote.models import listed_models  # noqa: PLC0415 - see above
     from tidegate.engines.remote.sglang_notes import sglang_notes  # noqa: PLC0415 - see above
 
-    named = await with_upstream_model(settings)
-    async with opened_upstream(named) as upstream:
+    engine = settings.engine.model_copy(update={"urls": (url,)})
+    named = await with_upstream_model(settings.model_copy(update={"engine": engine}))
+    async with opened_upstreams(named) as (upstream,):
         names = sorted(await listed_models(upstream))
         notes = f"; {await sglang_notes(upstream)}" if named.engine.kind == "sglang" else ""
     if named.engine.model not in names:
         raise ConfigError(f"{upstream.url} does not list {named.engine.model!r} but {names[:10]}; see engine.model")
     return f"{upstream.url} serves {named.engine.model!r}{notes}"
+
+
+async def upstreams_agree(settings: Settings) -> str:
+    """That all servers of the settings serve one model, as far as they can be asked.
+
+    Raises:
+        ConfigError, EngineError: they don't, or none can be asked.
+    """
+    named = await with_upstream_model(settings)
+    return f"{len(named.engine.urls)} replicas of {named.engine.model!r}"
 
 
 @asynccontextmanager

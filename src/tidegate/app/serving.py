@@ -29,6 +29,7 @@ from tidegate.capture import Recorder
 from tidegate.config import Settings
 from tidegate.core.errors import ConfigError, RequestError
 from tidegate.core.types import Release, Task
+from tidegate.engines.replicas import ReplicaSet
 from tidegate.gate import Grading
 from tidegate.gateway.admin import AdminDependencies, create_admin
 from tidegate.gateway.dependencies import GatewayDependencies
@@ -76,7 +77,7 @@ async def running(settings: Settings, *, say: Callable[[str], None]) -> AsyncGen
         if reader is not None:
             _log.warning("%s", reader)
         gate_self_test(settings)
-        place = "in this process" if settings.engine.url is None else f"at {settings.engine.url}"
+        place = f"at {', '.join(settings.engine.urls)}" if settings.engine.urls else "in this process"
         say(f"model {model_name(settings)!r} {place}")
         engine = await stack.enter_async_context(open_engine(settings, base, replica="embedded-0"))
         router = Router(
@@ -107,6 +108,7 @@ async def running(settings: Settings, *, say: Callable[[str], None]) -> AsyncGen
                 health=_store_health(stores),
                 recorder_counts=recorder.counts,
                 observe_call=tally.add,
+                replicas=engine if isinstance(engine, ReplicaSet) else None,
                 passes_fields_on=settings.engine.kind == "openai",
             ),
             settings.server,

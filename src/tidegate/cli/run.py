@@ -16,7 +16,8 @@ Port = Annotated[int | None, typer.Option("--port", help="Port of the public API
 AdminPort = Annotated[int | None, typer.Option("--admin-port", help="Port of the admin API on loopback.")]
 Model = Annotated[str | None, typer.Option("--model", help="Directory or hub name of a causal LM.")]
 Upstream = Annotated[
-    str | None, typer.Option("--upstream", help="Address of a server with OpenAI's API that answers instead.")
+    list[str] | None,
+    typer.Option("--upstream", help="Address of a server with OpenAI's API that answers instead; one a replica."),
 ]
 UpstreamModel = Annotated[
     str | None, typer.Option("--upstream-model", help="Name of the model there; default: the only one it lists.")
@@ -56,13 +57,13 @@ def serve(
     """Serve the champion as an OpenAI-compatible API and record every interaction.
 
     With --upstream the answers are those of a server that you run; engine.kind 'vllm' or 'sglang' in the settings adds
-    learning.
+    learning. Given several times, the servers are replicas: each serves the same model, and any of them answers.
     """
     from tidegate.app.serving import serve as run_server
 
     with boundary():
-        engine = {"url": upstream, "model": upstream_model}
-        if upstream is not None and settings_of(context).engine.kind == "embedded":
+        engine = {"urls": upstream or None, "model": upstream_model}
+        if upstream and settings_of(context).engine.kind == "embedded":
             engine["kind"] = "openai"
         settings = settings_of(
             context,

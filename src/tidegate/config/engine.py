@@ -1,4 +1,4 @@
-"""Which engine answers: one in this process, or a server outside it, by URL."""
+"""Which engine answers: one in this process, or servers outside it, by URL."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from urllib.parse import urlsplit
 
 from pydantic import AfterValidator, Field, model_validator
 
-from tidegate.config.fields import Finite, Section
+from tidegate.config.fields import Finite, Positive, Section
 
 
 def upstream_url(value: str) -> str:
@@ -33,9 +33,26 @@ def upstream_url(value: str) -> str:
     return f"{parts.scheme}://{host}{'' if port is None else f':{port}'}{path}"
 
 
+def place_of(url: str) -> str:
+    """An address without its scheme: the name of a replica in records, messages and metrics."""
+    return url.partition("://")[2]
+
+
+def _each_once(urls: tuple[str, ...]) -> tuple[str, ...]:
+    places = [place_of(url) for url in urls]
+    twice = sorted({place for place in places if places.count(place) > 1})
+    if twice:
+        raise ValueError(f"{twice} are named more than once; each server is one replica")
+    return urls
+
+
 _READ_WITH: Mapping[str, tuple[str, ...]] = {
-    "url": ("vllm", "sglang", "openai"),
+    "urls": ("vllm", "sglang", "openai"),
     "logprobs": ("vllm", "sglang"),
+    "check_interval_s": ("vllm", "sglang", "openai"),
+    "first_token_timeout_s": ("vllm", "sglang", "openai"),
+    "breaker_failures": ("vllm", "sglang", "openai"),
+    "swap_timeout_s": ("vllm", "sglang"),
 }
 """With which kinds a setting is read at all. Those beside the address may wait in a file for 'serve --upstream'."""
 
@@ -45,7 +62,7 @@ RECORDER_ONLY = (
 
 
 class EngineSettings(Section):
-    """What answers. With 'vllm', 'sglang' and 'openai' that is a server outside this process, by URL."""
+    """What answers. With 'vllm', 'sglang' and 'openai' that is one server outside this process, or several, by URL."""
 
     kind: Literal["embedded", "vllm", "sglang", "openai"] = Field(
         default="embedded",
@@ -53,21 +70,42 @@ class EngineSettings(Section):
         "while they run; 'openai' is any server with OpenAI's API, in front of which all is recorded and nothing "
         "trained.",
     )
-    url: Annotated[str, AfterValidator(upstream_url)] | None = Field(
-        default=None,
-        description="Address of the server, http or https, with or without '/v1'. Redirects are not followed.",
+    urls: Annotated[tuple[Annotated[str, AfterValidator(upstream_url)], ...], AfterValidator(_each_once)] = Field(
+        default=(),
+        description="Addresses of the servers, http or https, with or without '/v1'; one a replica, all with the same "
+        "weights. Redirects are not followed.",
     )
     model: str | None = Field(
-        default=None, min_length=1, description="Name of the model there; default: the only one that it lists."
+        default=None, min_length=1, description="Name of the model there; default: the only one that they list."
     )
     api_key_env: str | None = Field(
         default=None,
         pattern=r"^[A-Za-z_][A-Za-z0-9_]*$",
-        description="Name of the environment variable with the key of that server; the key itself is no setting.",
+        description="Name of the environment variable with the key of those servers; the key itself is no setting.",
     )
-    connect_timeout_s: Finite = Field(default=5.0, gt=0, description="Longest time until that server is connected.")
+    connect_timeout_s: Finite = Field(default=5.0, gt=0, description="Longest time until a server is connected.")
     read_timeout_s: Finite = Field(
-        default=120.0, gt=0, description="Longest silence of that server before and between tokens; then 504."
+        default=120.0, gt=0, description="Longest silence of a server before and between tokens; then 504."
+    )
+    check_interval_s: Finite = Field(
+        default=5.0, gt=0, description="Time between two looks at a replica's health and adapters."
+    )
+    first_token_timeout_s: Finite = Field(
+        default=30.0,
+        gt=0,
+        description="A call that hears nothing for so long, from a replica that says nothing to others either, counts "
+        "as failed. Longer than the longest prompt takes.",
+    )
+    breaker_failures: Positive = Field(
+        default=5,
+        description="Failed calls in a row after which a replica leaves service until it has answered one; without "
+        "effect on a single server.",
+    )
+    swap_timeout_s: Finite = Field(
+        default=60.0,
+        gt=0,
+        description="Longest time that one replica may take to load or prove an adapter before a swap goes on without "
+        "it.",
     )
     logprobs: Literal["raw", "processed"] | None = Field(
         default=None,
@@ -91,6 +129,6 @@ class EngineSettings(Section):
                     f"{name} = {value!r} has no effect on kind = {self.kind!r}; leave it out, or set kind to "
                     f"{' or '.join(map(repr, kinds))}"
                 )
-        if self.kind != "embedded" and self.url is None:
-            raise ValueError(f"kind = {self.kind!r} and url is missing; set it to http://HOST:PORT")
+        if self.kind != "embedded" and not self.urls:
+            raise ValueError(f"kind = {self.kind!r} and urls is missing; set it to ['http://HOST:PORT']")
         return self

@@ -39,6 +39,7 @@ class GenerationFold:
     def __init__(self) -> None:
         self.prompt_token_ids: tuple[int, ...] = ()
         self.counts: TokenCounts | None = None
+        self.replica: str | None = None
         self._distribution_known = True
         self._confirmed_at_end = False
         self._parts: dict[int, _Parts] = {}
@@ -50,6 +51,7 @@ class GenerationFold:
                 self.prompt_token_ids = event.token_ids
                 self._distribution_known = event.distribution_known
                 self._confirmed_at_end = event.confirmed_at_end
+                self.replica = event.replica
             case TokenDelta():
                 parts = self._parts.setdefault(event.choice, _Parts())
                 parts.token_ids.extend(event.token_ids)

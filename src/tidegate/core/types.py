@@ -83,12 +83,14 @@ class PromptTokens:
     """First event of a generation: the exact prompt tokens that the engine computed on.
 
     Empty where the engine does not give them. ``distribution_known``: see :class:`Sampling`. ``confirmed_at_end``: only
-    once a choice has ended is it known whether its tokens are all there.
+    once a choice has ended is it known whether its tokens are all there. ``replica`` names the member that answers,
+    where an engine has several; None where the engine's own name says it.
     """
 
     token_ids: tuple[int, ...]
     distribution_known: bool = True
     confirmed_at_end: bool = False
+    replica: str | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

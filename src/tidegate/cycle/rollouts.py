@@ -86,7 +86,7 @@ class Sampler:
                 prompt_token_ids=call.prompt_token_ids,
                 choices=(call.choice,),
                 release_id=self.release_id,
-                engine_replica=self.engine.replica,
+                engine_replica=call.replica or self.engine.replica,
                 latency_s=0.0,
                 task=task,
             )

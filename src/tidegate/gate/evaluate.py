@@ -46,12 +46,16 @@ _SEED_BITS = 31  # what every engine accepts
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Call:
-    """One finished model call, token-exact: what was asked, in messages and in the engine's tokens, and the answer."""
+    """One finished model call, token-exact: what was asked, in messages and in the engine's tokens, and the answer.
+
+    ``replica`` is the one that answered, None where the engine has one only.
+    """
 
     messages: Messages
     sampling: Sampling
     prompt_token_ids: tuple[int, ...]
     choice: Choice
+    replica: str | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -313,6 +317,7 @@ async def _first_choice(engine: Engine, request: GenerationRequest) -> Call:
         sampling=fold.as_sampled(request.sampling),
         prompt_token_ids=fold.prompt_token_ids,
         choice=choices[0],
+        replica=fold.replica,
     )
 
 

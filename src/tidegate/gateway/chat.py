@@ -185,7 +185,7 @@ class ChatEndpoint:
             fold,
             interaction_id=interaction_id,
             release_id=release_id,
-            replica=self._deps.engine.replica,
+            replica=fold.replica or self._deps.engine.replica,
             latency_s=max(self._deps.monotonic() - call.started_s, 0.0),
         )
         try:

@@ -91,6 +91,18 @@ class InteractionRecorder(Protocol):
         ...
 
 
+class Replicas(Protocol):
+    """What ``/metrics`` tells of an engine with several replicas."""
+
+    def breakers(self) -> Mapping[str, str]:
+        """``closed`` (in service), ``open`` or ``half_open``, by replica."""
+        ...
+
+    def failovers(self) -> Mapping[str, int]:
+        """Calls that another replica took over since the start, by reason."""
+        ...
+
+
 async def _nothing_else() -> Sequence[str]:
     return ()
 
@@ -116,6 +128,7 @@ class GatewayDependencies:
         recorder_counts: the recorder's events since the start by kind, for ``/metrics``.
         observe_call: told of each call that ended: release, user key, whether the engine failed it.
         monotonic: seconds for latencies.
+        replicas: the replicas behind ``engine``, for ``/metrics``; None where it is one engine.
         passes_fields_on: whether the engine passes on what the gateway itself does not know or cannot honour.
     """
 
@@ -130,4 +143,5 @@ class GatewayDependencies:
     recorder_counts: Callable[[], Mapping[str, int]] = dict
     observe_call: Callable[[str, str, bool], None] = _unobserved
     monotonic: Callable[[], float] = time.monotonic
+    replicas: Replicas | None = None
     passes_fields_on: bool = False

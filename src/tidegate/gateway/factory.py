@@ -46,7 +46,7 @@ def create_gateway(
             f"server.host is {settings.host!r} and server.api_keys is empty, so that everybody in reach could use "
             "the API; set server.api_keys, or listen on '127.0.0.1'"
         )
-    metrics = GatewayMetrics(deps.recorder_counts)
+    metrics = GatewayMetrics(deps.recorder_counts, deps.replicas)
     app = bare_app("Tidegate")
     app.state.metrics = metrics
     shadows = ShadowCalls(deps, metrics, shadow or ShadowSettings(), timeout_s=settings.request_timeout_s)

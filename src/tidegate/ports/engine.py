@@ -37,7 +37,7 @@ class Engine(Protocol):
 
     @property
     def replica(self) -> str:
-        """Name of this replica, recorded with each interaction."""
+        """Name of this replica, recorded with each interaction whose ``PromptTokens`` names no other one."""
         ...
 
     @property
@@ -48,7 +48,7 @@ class Engine(Protocol):
     async def load(self, adapter: AdapterRef) -> None:
         """Load an adapter after checking its hash, base, rank and tensors.
 
-        Loading the same name with the same hash again is a no-op.
+        Loading the same name with the same hash again is a no-op where it is held still.
 
         Raises:
             AdapterError: the files do not match ``adapter.sha256`` or do not fit the base model, or the

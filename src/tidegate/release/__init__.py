@@ -2,7 +2,7 @@
 
 from tidegate.release.loading import CertificateCheck
 from tidegate.release.preconditions import BARE_BASE
-from tidegate.release.publisher import Publisher
+from tidegate.release.publisher import PROBE_PROMPTS, Publisher
 from tidegate.release.router import ANCHOR, CANARY, CHAMPION, PREVIOUS, Division, RoutedRelease, Router
 
 __all__ = [
@@ -11,6 +11,7 @@ __all__ = [
     "CANARY",
     "CHAMPION",
     "PREVIOUS",
+    "PROBE_PROMPTS",
     "CertificateCheck",
     "Division",
     "Publisher",

@@ -74,7 +74,8 @@ class AdapterServerEngine(ABC):
     async def load(self, adapter: AdapterRef) -> None:
         """Check an adapter's files, have the server load them, and see it listed.
 
-        One that the server holds already, from the same path, is taken over: its process outlives ours.
+        One that the server holds already, from the same path, is taken over: its process outlives ours. One that it
+        held and has lost, because it was started anew, is loaded again.
 
         Raises:
             AdapterError: the files are not those of ``adapter``, belong to another base, the name is taken, or the
@@ -82,8 +83,12 @@ class AdapterServerEngine(ABC):
             EngineError: the server fails or cannot be reached.
         """
         async with self._changing:
-            if self._table.known(adapter):
-                return
+            known = self._table.known(adapter)
+            if known:
+                listed = await listed_models(self._upstream)
+                if adapter.name in listed:
+                    self._require_same(adapter, listed[adapter.name])
+                    return
             await asyncio.to_thread(check_adapter, adapter, base_sha256=self._base_sha256)
             listed = await listed_models(self._upstream)
             if adapter.name in listed:
@@ -101,7 +106,8 @@ class AdapterServerEngine(ABC):
             except AdapterError:
                 await self._unload(adapter.name)  # or a later attempt would take over what nobody has checked
                 raise
-            self._table.add(adapter)
+            if not known:  # else its entry counts the calls that still use it
+                self._table.add(adapter)
 
     async def unload(self, name: str) -> None:
         """Forget an adapter once no running request uses it. Unknown names are a no-op."""
@@ -121,7 +127,7 @@ class AdapterServerEngine(ABC):
         """Those of ours that the server lists now."""
         if not self._table.refs():
             return ()
-        listed = await listed_models(self._upstream)
+        listed = await listed_models(self._upstream)  # whatever changes meanwhile, the table says it
         return tuple(ref for ref in self._table.refs() if ref.name in listed)
 
     async def generate(self, request: GenerationRequest) -> AsyncGenerator[GenerationEvent]:
@@ -211,9 +217,10 @@ class AdapterServerEngine(ABC):
             return self._health(ready=False, detail=str(refused.as_error()))
         except TidegateError as error:
             return self._health(ready=False, detail=str(error))
-        lost = [ref.name for ref in refs if ref.name not in listed]
+        ours = set(self._table.refs())  # one that was unloaded meanwhile is not lost
+        lost = [ref.name for ref in refs if ref in ours and ref.name not in listed]
         if lost:
-            return self._health(ready=False, detail=f"the server has lost {lost}; restart 'tidegate serve'")
+            return self._health(ready=False, detail=f"{self._upstream.url} has lost {lost}; load them anew")
         return self._health(ready=True, detail="serving")
 
     def _health(self, *, ready: bool, detail: str) -> EngineHealth:

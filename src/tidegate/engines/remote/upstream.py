@@ -67,9 +67,9 @@ class RefusedError(Exception):
             case 503:
                 error = EngineUnavailableError(told, retry_after_s=self.retry_after_s)
             case 404:
-                error = EngineError(f"{self}; see engine.url and engine.model")
+                error = EngineError(f"{self}; see engine.urls and engine.model")
             case 301 | 302 | 303 | 307 | 308:
-                error = EngineError(f"{self.where} redirects, which is not followed; set engine.url to its target")
+                error = EngineError(f"{self.where} redirects, which is not followed; put its target into engine.urls")
             case _:
                 error = EngineError(str(self))
         return error
@@ -227,7 +227,7 @@ class Upstream:
         try:
             yield
         except aiohttp.ConnectionTimeoutError as error:
-            raise EngineTimeoutError(
+            raise EngineUnavailableError(  # nothing was asked yet: another replica may be
                 f"{where}: no connection within {self._connect_timeout_s:g} s; look whether the server runs, or raise "
                 "engine.connect_timeout_s"
             ) from error
@@ -239,7 +239,7 @@ class Upstream:
             raise EngineTimeoutError(f"{where}: no answer within {limit}") from error
         except (aiohttp.ClientConnectorError, ssl.SSLError) as error:
             raise EngineUnavailableError(
-                f"{where} cannot be reached: {error}; is the server running, and is engine.url right?"
+                f"{where} cannot be reached: {error}; is the server running, and is engine.urls right?"
             ) from error
         except (aiohttp.ClientError, OSError) as error:
             raise EngineError(f"{where}: the connection broke: {type(error).__name__}: {_cut(str(error))}") from error
