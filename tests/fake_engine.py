@@ -35,9 +35,11 @@ class FakeEngine:
 
     ``hold_at`` (a position in the answer's tokens; 0 is before the prompt is taken) makes every call wait for
     ``go`` there; ``holding`` counts the calls that wait now. ``fail_at`` raises ``failure`` there instead.
+    ``answers_as`` names the replica that answers.
     """
 
     replica: str = "fake-0"
+    answers_as: str | None = None
     base_sha256: str = "b" * 64
     answer: str | None = None
     calls_per_answer: int = 1
@@ -80,7 +82,8 @@ class FakeEngine:
         try:
             await self._pause(0)
             prompt = " ".join(content_text(message.get("content")) for message in request.messages)
-            yield PromptTokens(token_ids=(1, *(token_id(word) for word in prompt.split())))
+            tokens = (1, *(token_id(word) for word in prompt.split()))
+            yield PromptTokens(token_ids=tokens, replica=self.answers_as)
             async with aclosing(self._choices(request)) as events:
                 async for event in events:
                     yield event

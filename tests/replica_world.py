@@ -98,6 +98,12 @@ class Replica(FakeEngine):
             raise self.fails[verb]
 
 
+def asked(adapter: str | None = None) -> GenerationRequest:
+    """A short call."""
+    messages = ({"role": "user", "content": "hello"},)
+    return GenerationRequest(request_id="r", messages=messages, adapter=adapter)
+
+
 def ref(name: str, sha256: str = "a" * 64) -> AdapterRef:
     """An adapter that only scripted replicas load."""
     return AdapterRef(name=name, path=Path("/nowhere") / name, sha256=sha256)

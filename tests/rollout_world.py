@@ -62,7 +62,8 @@ class CharacterEngine(FakeEngine):
 
     async def generate(self, request: GenerationRequest) -> AsyncIterator[GenerationEvent]:
         self.requests.append(request)
-        yield PromptTokens(token_ids=as_tokens(prompt_text(request.messages, request.tools)))
+        prompt = as_tokens(prompt_text(request.messages, request.tools))
+        yield PromptTokens(token_ids=prompt, replica=self.answers_as)
         text = self.say(request)
         parsed = parse_completion(text, call_id_seed=request.request_id)
         tokens = as_tokens(text + END)

@@ -48,6 +48,7 @@ class Faults:
     base_for_adapters: bool = False
     other_root: str | None = None
     forget_adapters: bool = False
+    hold_models: bool = False
     noise: float = 0.0
     on_load: Callable[[Path], object] = lambda path: None
 
@@ -116,6 +117,10 @@ class UpstreamServer:
         refused = self._unauthorised(request)
         if refused is not None:
             return refused
+        if self.faults.hold_models:
+            self.holding += 1
+            await self.go.wait()
+            self.holding -= 1
         shown = {} if self.faults.forget_adapters else self.adapters
         found: list[dict[str, Any]] = [{"id": self.model, "object": "model", "root": "/models/tiny", "parent": None}]
         for name, path in shown.items():

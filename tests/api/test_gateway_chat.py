@@ -66,7 +66,11 @@ async def test_record_is_token_exact(world: World) -> None:
     assert choice.finish_reason is FinishReason.STOP
     assert record.messages == ({"role": "user", "content": "hi"},)
     assert record.release_id == BASE_RELEASE
-    assert record.engine_replica == "fake-0"
+    assert record.engine_replica == "fake-0"  # or the replica that says that it answers
+    world.engine.answers_as = "fake-0/2"
+    async with world.client() as client:
+        completion = await client.chat.completions.create(**ask("hi"))
+    assert world.recorder.interactions[completion.id].engine_replica == "fake-0/2"
     assert record.created_at == NOW
     assert record.split is Split.TRAIN
     assert record.main_line

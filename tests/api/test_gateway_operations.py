@@ -112,6 +112,37 @@ async def test_the_recorders_events_are_read_at_each_scrape(world: World) -> Non
         assert sample(text, 'tidegate_recorder_events_total{event="recorded"}') == 4
 
 
+@dataclass
+class TwoReplicas:
+    states: dict[str, str]
+    taken_over: int = 0
+
+    def breakers(self) -> dict[str, str]:
+        return self.states
+
+    def failovers(self) -> dict[str, int]:
+        return {"busy": self.taken_over}
+
+
+async def test_the_replicas_are_read_at_each_scrape(world: World) -> None:
+    _, _, text = await world.call("GET", "/metrics")
+    assert "\ntidegate_replicas_in_service " not in text  # an engine without any
+    replicas = TwoReplicas({"a": "closed", "b": "open"})
+    object.__setattr__(world.deps, "replicas", replicas)
+    async with running_server(world.app(), host="127.0.0.1", port=0, option="--port") as port:
+        served = World(port=port)
+        _, _, text = await served.call("GET", "/metrics")
+        assert sample(text, "tidegate_replicas_in_service") == 1
+        states = [(one, state) for one in "ab" for state in ("closed", "open", "half_open")]
+        shown = [sample(text, f'tidegate_replica_breaker{{replica="{one}",state="{state}"}}') for one, state in states]
+        assert [state for state, value in zip(states, shown, strict=True) if value] == [("a", "closed"), ("b", "open")]
+        assert sample(text, 'tidegate_failovers_total{reason="busy"}') == 0
+        replicas.states["b"], replicas.taken_over = "closed", 5
+        _, _, text = await served.call("GET", "/metrics")
+        assert sample(text, "tidegate_replicas_in_service") == 2
+        assert sample(text, 'tidegate_failovers_total{reason="busy"}') == 5
+
+
 async def test_a_client_that_left_is_counted_as_499(world: World) -> None:
     world.engine.hold_at = 1
     timeout = aiohttp.ClientTimeout(total=0.2)

@@ -322,6 +322,24 @@ async def test_a_restarted_server_has_lost_our_adapters_and_is_not_ready(model_d
             await answer(engine, call(adapter="a"))
         with pytest.raises(AdapterError, match="does not list 'a'"):
             await engine.probe("a", against=None, prompts=PROMPTS)
+        await engine.load(ref)
+        assert (await engine.health()).ready
+        assert (await engine.probe("a", against=None, prompts=PROMPTS)).max_logit_difference > 0.0
+        server.faults.other_root = "/elsewhere"
+        with pytest.raises(AdapterError, match="'a' is taken"):
+            await engine.load(ref)
+
+
+async def test_an_adapter_that_is_unloaded_while_health_is_asked_is_not_lost(model_dir: Path, tmp_path: Path) -> None:
+    async with vllm_engine(base_sha256=base_hash(model_dir)) as (engine, server):
+        await engine.load(write_adapter(tmp_path / "a", model_dir))
+        server.faults.hold_models = True
+        asking = asyncio.create_task(engine.health())
+        await until(lambda: server.holding == 1)
+        server.faults.hold_models = False
+        await engine.unload("a")
+        server.go.set()
+        assert (await asking).ready
 
 
 async def test_a_server_that_outlived_us_gives_its_adapter_back(model_dir: Path, tmp_path: Path) -> None:

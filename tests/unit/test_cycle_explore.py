@@ -79,6 +79,7 @@ async def test_a_proposed_adapter_is_not_explored(world: RolloutWorld) -> None:
 
 
 async def test_answers_are_recorded_token_exact_as_those_of_the_tasks_user(world: RolloutWorld) -> None:
+    world.engine.answers_as = "fake-0/2"
     result = await world.run(Step.EXPLORE)
     rollouts = rollouts_in(world, result)
     assert len({episode.id for episode in rollouts.episodes}) == len(rollouts.episodes) == 12
@@ -87,7 +88,7 @@ async def test_answers_are_recorded_token_exact_as_those_of_the_tasks_user(world
         assert call.task is not None
         assert item.episode.user_key == call.user_key == f"u{call.task.id[-1]}"
         assert (call.split, call.main_line, call.consent, call.created_at) == (Split.TRAIN, True, True, UNTIL)
-        assert (call.release_id, call.engine_replica) == ("smol-r0", "fake-0")
+        assert (call.release_id, call.engine_replica) == ("smol-r0", "fake-0/2")
         assert as_text(call.prompt_token_ids) == prompt_text(call.task.messages)
         choice = call.choices[0]
         assert as_text(choice.token_ids) == choice.text + "</>"

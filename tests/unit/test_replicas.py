@@ -9,10 +9,9 @@ from dataclasses import replace
 
 import pytest
 
-from engine_fixtures import call
 from fake_engine import FakeEngine
 from gateway_world import until
-from replica_world import PROMPTS, SOON, Replica, ref, scripted
+from replica_world import PROMPTS, SOON, Replica, asked, ref, scripted
 from tidegate.core.errors import (
     AdapterError,
     ConfigError,
@@ -39,8 +38,8 @@ async def all_in_service(engine: ReplicaSet, count: int) -> None:
     await until(lambda: len(in_service(engine)) == count)
 
 
-async def answered_by(engine: ReplicaSet, **options: object) -> str | None:
-    return (await collect(engine.generate(call(**options)))).replica
+async def answered_by(engine: ReplicaSet, adapter: str | None = None) -> str | None:
+    return (await collect(engine.generate(asked(adapter)))).replica
 
 
 # -- the set of adapters ----------------------------------------------------------------------------------------------
@@ -326,16 +325,16 @@ async def test_no_member_in_service_says_which_and_why() -> None:
 
 async def test_an_adapter_that_nobody_wants_is_no_members_fault() -> None:
     async with scripted(2) as (engine, _):
-        for asked in (answered_by(engine, adapter="x"), engine.sequence_logprobs("x", [1, 2])):
+        for one in (answered_by(engine, adapter="x"), engine.sequence_logprobs("x", [1, 2])):
             with pytest.raises(AdapterError, match="'x' is not loaded"):
-                await asked
+                await one
         assert len(in_service(engine)) == 2
 
 
 async def test_a_call_that_is_closed_is_closed_where_it_runs() -> None:
     async with scripted(2, hold_at=2) as (engine, replicas):
         before = sum(one.closed_early for one in replicas)
-        async with aclosing(engine.generate(call())) as events:
+        async with aclosing(engine.generate(asked())) as events:
             await anext(events)
         assert sum(one.closed_early for one in replicas) == before + 1
         waiting = asyncio.create_task(answered_by(engine))

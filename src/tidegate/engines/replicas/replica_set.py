@@ -80,6 +80,10 @@ class ReplicaSet:
         """Each member's breaker by the member's name; those whose breaker is closed are in service."""
         return {member.replica: member.breaker for member in self._set.members}
 
+    def running(self) -> Mapping[str, int]:
+        """Calls that run now, by the member's name."""
+        return {member.replica: member.running for member in self._set.members}
+
     def failovers(self) -> Mapping[str, int]:
         """Calls that another member took over, by why; all reasons, those without any too."""
         return {why: self._calls.failovers[why] for why in WHYS}
