@@ -83,6 +83,22 @@ def tiny_job(folder: Path, *, examples: Iterable[Example] | None = None, **chang
     return TrainingJob(training=TrainingSettings(**settings), **{**fields, **changes})
 
 
+def trained_adapter(folder: Path) -> tuple[Path, Path, str]:
+    """Model directory, folder of adapters by content, and the content hash of the one in it, which the trainer made."""
+    import torch
+
+    from tidegate.engines.model_cache import base_hash
+    from tidegate.training.run import train
+
+    torch.set_num_threads(1)
+    job = tiny_job(folder, epochs=2)
+    job = tiny_job(folder, epochs=2, base_sha256=base_hash(job.base_model))
+    report = train(job, folder / "staging", emit=lambda _: None, clock=lambda: 0.0)
+    job.output_root.mkdir()
+    (folder / "staging").rename(job.output_root / report.adapter_sha256)
+    return job.base_model, job.output_root, report.adapter_sha256
+
+
 __all__ = [
     "BASE_SHA256",
     "TOOLS",
@@ -90,6 +106,7 @@ __all__ = [
     "byte_tokenizer",
     "tiny_job",
     "token_example",
+    "trained_adapter",
     "write_examples",
     "write_tiny_model",
 ]

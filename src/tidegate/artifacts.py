@@ -2,7 +2,8 @@
 
 An adapter directory holds ``adapter_model.safetensors``, ``adapter_config.json`` (PEFT's format) and
 ``tidegate.json`` (our manifest: base hash, hyperparameters, manifest hash). Its content hash covers the
-weights, the fields of the config that change the computation, and the base hash; not the path, not times.
+weights, the fields of the config that change the computation, the base hash, and what the trainer says that the weights
+compute, where the manifest holds it; not the path, not times.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from collections.abc import Generator, Mapping
 from pathlib import Path
 from typing import Any
 
+from tidegate.core.agreement import MANIFEST_KEY
 from tidegate.core.errors import AdapterError, ConfigError
 from tidegate.core.hashing import content_hash
 
@@ -89,27 +91,48 @@ def adapter_hash(directory: Path) -> str:
         raise AdapterError(f"adapter {str(directory)!r} is incomplete: {error}") from error
     if not isinstance(manifest.get("base_sha256"), str):
         raise AdapterError(f"adapter {str(directory)!r}: {MANIFEST_FILE} names no base_sha256")
-    return adapter_content_hash(file_hash(weights), config, manifest["base_sha256"])
+    try:
+        return adapter_content_hash(file_hash(weights), config, manifest)
+    except (TypeError, ValueError) as error:  # a NaN or a list of mixed types
+        raise AdapterError(
+            f"adapter {str(directory)!r}: {CONFIG_FILE} and {MANIFEST_FILE} cannot be hashed: {error}"
+        ) from error
 
 
-def adapter_content_hash(weights_sha256: str, config: dict[str, Any], base_sha256: str) -> str:
+def adapter_content_hash(weights_sha256: str, config: Mapping[str, Any], manifest: Mapping[str, Any]) -> str:
     """Content hash of an adapter from its parts, for a reader that holds the bytes already.
 
     Args:
         weights_sha256: SHA-256 of the weights file's bytes.
         config: PEFT's configuration; only the fields that change the computation count.
-        base_sha256: base hash that the manifest names.
+        manifest: only its base hash and the trainer's record count; without a record the hash is what it was before
+            there were any.
     """
     fields = {name: config.get(name) for name in _CONFIG_FIELDS}
     for name in _NAME_FIELDS:
         value = config.get(name) or []
         fields[name] = value if isinstance(value, str) else sorted(value)
-    return content_hash({"weights": weights_sha256, "config": fields, "base_sha256": base_sha256})
+    parts = {"weights": weights_sha256, "config": fields, "base_sha256": manifest["base_sha256"]}
+    if manifest.get(MANIFEST_KEY) is not None:
+        parts[MANIFEST_KEY] = manifest[MANIFEST_KEY]
+    return content_hash(parts)
 
 
 def computation_of(config: Mapping[str, Any]) -> dict[str, Any]:
     """Those fields of an adapter configuration that change what its weights compute; unset ones are left out."""
     return {name: config[name] for name in _CONFIG_FIELDS if config.get(name) not in (None, False, "none", {}, [])}
+
+
+def adapter_manifest(directory: Path) -> dict[str, Any]:
+    """An adapter's manifest.
+
+    Raises:
+        AdapterError: it is missing or no JSON object.
+    """
+    try:
+        return read_json(directory / MANIFEST_FILE, "adapter manifest")
+    except ConfigError as error:
+        raise AdapterError(f"adapter {str(directory)!r} is incomplete: {error}") from error
 
 
 def adapter_base(directory: Path) -> str:
@@ -118,10 +141,7 @@ def adapter_base(directory: Path) -> str:
     Raises:
         AdapterError: the manifest is missing or names none.
     """
-    try:
-        base = read_json(directory / MANIFEST_FILE, "adapter manifest").get("base_sha256")
-    except ConfigError as error:
-        raise AdapterError(f"adapter {str(directory)!r} is incomplete: {error}") from error
+    base = adapter_manifest(directory).get("base_sha256")
     if not isinstance(base, str):
         raise AdapterError(f"adapter {str(directory)!r}: {MANIFEST_FILE} names no base_sha256")
     return base

@@ -16,15 +16,17 @@ from peft import PeftModel
 from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM
 
-from tidegate.artifacts import CONFIG_FILE, MANIFEST_FILE, WEIGHTS_FILE, adapter_hash
+from tidegate.artifacts import CONFIG_FILE, MANIFEST_FILE, WEIGHTS_FILE, adapter_hash, adapter_manifest
+from tidegate.core.agreement import CANARY_TEXTS, MANIFEST_KEY, MAX_SCORED, ScoredSequence, record_in
 from tidegate.core.errors import AdapterError, TrainingError
 from tidegate.core.types import AdapterRef
 from tidegate.engines.embedded.adapters import merged_model, read_adapter
 from tidegate.training.averaging import average_adapters
+from tidegate.training.degrade import degrade_adapter
 from tidegate.training.job import TrainingJob, TrainingReport
 from tidegate.training.model import base_fingerprint, load_model
 from tidegate.training.run import train
-from training_fixtures import BASE_SHA256, agent_example, tiny_job, token_example
+from training_fixtures import BASE_SHA256, agent_example, byte_tokenizer, tiny_job, token_example
 
 PROMPT = torch.tensor([[1, 80, 90, 100, 2, 70]])
 
@@ -291,3 +293,76 @@ def test_bfloat16_trains_when_asked(tmp_path: Path) -> None:
     report = run(tiny_job(tmp_path, dtype="bfloat16"), tmp_path / "adapter")
     assert report.loss_last < report.loss_first
     assert all(t.dtype == torch.float32 for t in load_file(tmp_path / "adapter" / WEIGHTS_FILE).values())
+
+
+def test_the_trainer_takes_down_what_its_weights_compute(first: tuple[TrainingJob, Path, TrainingReport]) -> None:
+    """For fixed texts of ours, through the packed rows of training, as PEFT computes it one by one."""
+    job, directory, _ = first
+    record = record_in(adapter_manifest(directory), adapter="a")
+    assert record is not None
+    assert record.dtype == "float32"
+    tokenizer = byte_tokenizer()
+    answers = [tokenizer.decode(sequence.token_ids[sequence.first :]) for sequence in record.sequences]
+    assert answers == [text.encode()[:MAX_SCORED].decode() for _, text in CANARY_TEXTS]
+    base = AutoModelForCausalLM.from_pretrained(str(job.base_model), dtype=torch.float32).eval()
+    for sequence in record.sequences:
+        assert sequence.base_logprobs == pytest.approx(scored(base, sequence), abs=1e-4)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", FutureWarning)
+        adapted = PeftModel.from_pretrained(base, str(directory)).eval()
+    for sequence in record.sequences:
+        assert sequence.logprobs == pytest.approx(scored(adapted, sequence), abs=1e-4)
+        assert sequence.logprobs != pytest.approx(sequence.base_logprobs, abs=1e-2)
+
+
+def scored(model: Any, sequence: ScoredSequence) -> list[float]:
+    with torch.no_grad():
+        logprobs = model(torch.tensor([sequence.token_ids])).logits[0, :-1].log_softmax(-1)
+    rows = torch.arange(sequence.first - 1, len(sequence.token_ids) - 1)
+    return logprobs[rows, torch.tensor(sequence.token_ids[sequence.first :])].tolist()
+
+
+def test_the_same_run_twice_is_the_same_adapter_with_its_record(
+    first: tuple[TrainingJob, Path, TrainingReport], tmp_path: Path
+) -> None:
+    job, directory, report = first
+    assert run(job, tmp_path / "again").adapter_sha256 == report.adapter_sha256
+    manifest = adapter_manifest(tmp_path / "again")
+    assert manifest[MANIFEST_KEY] == adapter_manifest(directory)[MANIFEST_KEY]
+    manifest[MANIFEST_KEY]["sequences"][0]["logprobs"][0] -= 1e-6
+    (tmp_path / "again" / MANIFEST_FILE).write_text(json.dumps(manifest), encoding="utf-8")
+    assert adapter_hash(tmp_path / "again") != report.adapter_sha256
+
+
+def test_weights_that_did_not_change_are_seen_behind_another_record(
+    first: tuple[TrainingJob, Path, TrainingReport], tmp_path: Path
+) -> None:
+    """The champion was made before there were records: the hashes differ, the weights do not."""
+    champion = tmp_path / "champion"
+    shutil.copytree(first[1], champion)
+    manifest = {name: value for name, value in adapter_manifest(champion).items() if name != MANIFEST_KEY}
+    (champion / MANIFEST_FILE).write_text(json.dumps(manifest), encoding="utf-8")
+    job = tiny_job(tmp_path, learning_rate=1e-30, initial_adapter=champion, parent_sha256=adapter_hash(champion))
+    with pytest.raises(TrainingError, match="training changed nothing"):
+        run(job, tmp_path / "adapter")
+
+
+def test_texts_that_do_not_fit_are_left_out_of_the_record(tmp_path: Path) -> None:
+    short = token_example(range(3, 23), trained=5)
+    run(
+        tiny_job(tmp_path, examples=[short, token_example(range(30, 40), trained=4)], max_length=140), tmp_path / "some"
+    )
+    record = record_in(adapter_manifest(tmp_path / "some"), adapter="a")
+    assert record is not None
+    assert 1 <= len(record.sequences) < len(CANARY_TEXTS)
+    run(tiny_job(tmp_path, examples=[short], max_length=20), tmp_path / "none")
+    assert MANIFEST_KEY not in adapter_manifest(tmp_path / "none")
+
+
+def test_what_is_computed_from_an_adapter_has_no_record_of_the_trainer(
+    first: tuple[TrainingJob, Path, TrainingReport], tmp_path: Path
+) -> None:
+    other = degrade_adapter(first[1], tmp_path, seed=1, scale=0.1)
+    between = average_adapters(first[1], other, tmp_path, share=0.5)
+    assert MANIFEST_KEY in adapter_manifest(first[1])
+    assert MANIFEST_KEY not in {**adapter_manifest(other), **adapter_manifest(between)}

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 
 from tidegate.config import Settings
 from tidegate.config.engine import RECORDER_ONLY, place_of
+from tidegate.core.agreement import Tolerance
 from tidegate.core.errors import ConfigError, EngineError
 from tidegate.ports import Engine
 from tidegate.release import PROBE_PROMPTS
@@ -40,6 +41,12 @@ def model_name(settings: Settings) -> str:
         own = settings.engine.model or "upstream"
     name = settings.model.name or own
     return re.sub(r"[^A-Za-z0-9._-]", "-", name).strip("-.") or "model"
+
+
+def agreement_tolerance(settings: Settings) -> Tolerance:
+    """How far serving's log-probabilities may lie from the trainer's."""
+    engine = settings.engine
+    return Tolerance(max_nats=engine.agreement_max_nats, mean_nats=engine.agreement_mean_nats)
 
 
 def other_names(settings: Settings) -> tuple[str, ...]:

@@ -9,7 +9,7 @@ from typing import Any, Protocol
 
 import aiohttp
 
-from tidegate.app.engines import model_name
+from tidegate.app.engines import agreement_tolerance, model_name
 from tidegate.app.gates import build_policy, certificate_check, certificate_of
 from tidegate.app.layout import DataDirectory, ServerAddress
 from tidegate.app.stores import Stores
@@ -162,6 +162,7 @@ def build_publisher(
         model_name=model_name(settings),
         clock=clock,
         canary_required=lambda: canary_required(policy, stores.audit),
+        tolerance=agreement_tolerance(settings),
     )
 
 

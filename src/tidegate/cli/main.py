@@ -12,7 +12,20 @@ from typing import Annotated
 
 import typer
 
-from tidegate.cli import audit, canary, candidates, controls, cycles, inspect, lab, releases, run, shadows, tasks
+from tidegate.cli import (
+    audit,
+    canary,
+    candidates,
+    controls,
+    cycles,
+    engine,
+    inspect,
+    lab,
+    releases,
+    run,
+    shadows,
+    tasks,
+)
 from tidegate.cli.context import GlobalOptions
 
 app = typer.Typer(
@@ -50,5 +63,6 @@ releases.register(app)
 shadows.register()
 controls.register(app)
 audit.register(app)
+engine.register(app)
 inspect.register(app)
 lab.register(app)

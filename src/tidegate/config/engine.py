@@ -9,6 +9,7 @@ from urllib.parse import urlsplit
 from pydantic import AfterValidator, Field, model_validator
 
 from tidegate.config.fields import Finite, Positive, Section
+from tidegate.core.agreement import DEFAULT_TOLERANCE
 
 
 def upstream_url(value: str) -> str:
@@ -53,6 +54,8 @@ _READ_WITH: Mapping[str, tuple[str, ...]] = {
     "first_token_timeout_s": ("vllm", "sglang", "openai"),
     "breaker_failures": ("vllm", "sglang", "openai"),
     "swap_timeout_s": ("vllm", "sglang"),
+    "agreement_max_nats": ("embedded", "vllm", "sglang"),
+    "agreement_mean_nats": ("embedded", "vllm", "sglang"),
 }
 """With which kinds a setting is read at all. Those beside the address may wait in a file for 'serve --upstream'."""
 
@@ -112,6 +115,15 @@ class EngineSettings(Section):
         description="What the server states: 'raw' log-probabilities are those of temperature 1, so that answers at "
         "other temperatures train without importance weights. vLLM is told by --logprobs-mode (default: 'raw'), SGLang "
         "by SGLANG_RETURN_ORIGINAL_LOGPROB (default: 'processed').",
+    )
+    agreement_max_nats: Finite = Field(
+        default=DEFAULT_TOLERANCE.max_nats,
+        gt=0,
+        description="Largest difference of one token's log-probability between the serving engine and the trainer with "
+        "which an adapter is still published.",
+    )
+    agreement_mean_nats: Finite = Field(
+        default=DEFAULT_TOLERANCE.mean_nats, gt=0, description="The same for the mean of all tokens compared."
     )
 
     @property

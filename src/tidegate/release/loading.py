@@ -5,10 +5,13 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Protocol
 
-from tidegate.core.errors import CertificateError, EngineError, VoidCertificateError
+from tidegate.artifacts import adapter_manifest
+from tidegate.core.agreement import AgreementRecord, ScoredSequence, Tolerance, objection_to, record_in
+from tidegate.core.errors import CertificateError, EngineError, RequestError, VoidCertificateError
 from tidegate.core.types import AdapterRef, JsonObject, Messages, Release
 from tidegate.ports import Engine
 from tidegate.release.records import ReleaseRecords
@@ -38,6 +41,7 @@ class Loader:
         check_certificate: the gate's verification; there is no way around it here.
         adapters_dir: content-named adapter directories.
         probe_prompts: what the engine's logits are compared on.
+        tolerance: how far the engine's log-probabilities may lie from the trainer's.
     """
 
     def __init__(
@@ -49,6 +53,7 @@ class Loader:
         check_certificate: CertificateCheck,
         adapters_dir: Path,
         probe_prompts: Sequence[Messages],
+        tolerance: Tolerance,
     ) -> None:
         self._records = records
         self._engine = engine
@@ -56,6 +61,7 @@ class Loader:
         self._check_certificate = check_certificate
         self._adapters_dir = adapters_dir
         self._probe_prompts = probe_prompts
+        self._tolerance = tolerance
 
     async def add(self, release: Release, *, named: bool = True) -> None:
         """Load what an alias names already, and make it addressable, unless ``named`` not by its id."""
@@ -104,8 +110,15 @@ class Loader:
             return None
         return (await self._records.first_of(release.adapter_sha256) or release).id
 
-    async def prove(self, release: Release, adapter: str | None, old: Release) -> None:
-        """The loaded bytes are the certified ones, and they answer differently from the old release."""
+    async def prove(self, release: Release, adapter: str | None, old: Release) -> str:
+        """The loaded bytes are the certified ones; they answer otherwise than the old release, and as the trainer did.
+
+        Returns:
+            What was shown, for the audit log.
+
+        Raises:
+            EngineError: one of them does not hold.
+        """
         against = await self.engine_name(old)
         probed, base = (adapter, against) if adapter is not None else (against, adapter)
         if probed is None:
@@ -119,6 +132,47 @@ class Loader:
             problem = f"loading it changed no logit against {old.id!r}: the engine answers with other weights"
         if problem is not None:
             raise EngineError(f"release {release.id!r} is not taken into use: {problem}")
+        return "probed" if adapter is None else f"probed, {await self._agreement(release, adapter)}"
+
+    async def _agreement(self, release: Release, adapter: str) -> str:
+        """Hold what the engine states for a few texts to what the trainer took down with the weights.
+
+        Raises:
+            EngineError: they are not the same distribution.
+        """
+        record = await asyncio.to_thread(self._record_of, release)
+        if record is None:
+            _log.warning("%s: its adapter holds no record of the trainer; the probe alone speaks for it", release.id)
+            return "no record of the trainer to compare with"
+        scored: list[ScoredSequence] = []
+        found: list[tuple[float, ...]] = []
+        for sequence in record.sequences:
+            try:
+                stated = await self._engine.sequence_logprobs(adapter, sequence.token_ids, first=sequence.first)
+            except RequestError:  # longer than this engine's context, which the others may not be
+                continue
+            scored.append(sequence)
+            found.append(stated)
+        if not scored:
+            _log.warning("%s: no text of the trainer's record fits into the engine's context", release.id)
+            return "no text of the trainer's record fits into the context"
+        try:
+            gap, objection = objection_to(replace(record, sequences=tuple(scored)), found, tolerance=self._tolerance)
+        except ValueError as error:
+            raise EngineError(f"release {release.id!r} is not taken into use: the engine states {error}") from error
+        if objection is not None:
+            raise EngineError(
+                f"release {release.id!r} is not taken into use: {objection}. Serve the base weights that it was trained on; "
+                "'tidegate engine check' says what differs, and engine.agreement_max_nats and agreement_mean_nats what "
+                "is accepted"
+            )
+        shown = f"within {gap.max:.2g} nats of the trainer ({gap.mean:.2g} in the mean of {gap.tokens} tokens)"
+        _log.info("%s: %s", release.id, shown)
+        return shown
+
+    def _record_of(self, release: Release) -> AgreementRecord | None:
+        directory = self._adapters_dir / str(release.adapter_sha256)
+        return record_in(adapter_manifest(directory), adapter=release.id) if directory.is_dir() else None
 
     async def discard(self, adapter: str | None) -> None:
         """Unload what a failed attempt loaded, unless a release that is in use has the same content."""

@@ -14,6 +14,7 @@ from collections.abc import Callable, Coroutine, Sequence
 from pathlib import Path
 from typing import Any
 
+from tidegate.core.agreement import DEFAULT_TOLERANCE, Tolerance
 from tidegate.core.errors import CertificateError, ConflictError, VoidCertificateError
 from tidegate.core.types import CandidateState, JsonObject, Messages, Release
 from tidegate.ports import AuditLog, Engine, ReleaseStore
@@ -40,6 +41,7 @@ class Publisher:
         model_name: first part of release ids.
         clock: Unix seconds.
         canary_required: whether what the gate certified reaches all users only through a canary now.
+        tolerance: how far the engine's log-probabilities may lie from those that the trainer took down.
     """
 
     def __init__(
@@ -56,6 +58,7 @@ class Publisher:
         clock: Callable[[], float],
         canary_required: Callable[[], bool] = lambda: False,
         probe_prompts: Sequence[Messages] = PROBE_PROMPTS,
+        tolerance: Tolerance = DEFAULT_TOLERANCE,
     ) -> None:
         self._records = ReleaseRecords(store, audit)
         self._engine = engine
@@ -67,6 +70,7 @@ class Publisher:
             check_certificate=check_certificate,
             adapters_dir=adapters_dir,
             probe_prompts=probe_prompts,
+            tolerance=tolerance,
         )
         self._certificate_of = certificate_of
         self._model_name = model_name
@@ -351,8 +355,8 @@ class Publisher:
         adapter = await self._loader.engine_name(release)
         try:
             routed = await self._loader.load(release, adapter)
-            await self._loader.prove(release, adapter, old)
-            await self._records.commit(release, targets, reason=reason, time=self._clock())
+            shown = await self._loader.prove(release, adapter, old)
+            await self._records.commit(release, targets, reason=f"{reason} ({shown})", time=self._clock())
         except BaseException:
             await self._loader.discard(adapter)
             raise

@@ -12,6 +12,7 @@ import torch
 from safetensors.torch import save_file
 
 from tidegate.artifacts import CONFIG_FILE, MANIFEST_FILE, WEIGHTS_FILE, adapter_hash
+from tidegate.core.agreement import MANIFEST_KEY, AgreementRecord
 from tidegate.training.backends import backend_of
 from tidegate.training.job import TrainingJob
 from tidegate.training.model import LoraModel
@@ -22,9 +23,18 @@ _PACKAGES = ("tidegate", "torch", "transformers", "peft")
 
 
 def write_adapter(
-    directory: Path, trained: LoraModel, job: TrainingJob, *, effective: Mapping[str, Any], losses: tuple[float, ...]
+    directory: Path,
+    trained: LoraModel,
+    job: TrainingJob,
+    *,
+    effective: Mapping[str, Any],
+    losses: tuple[float, ...],
+    agreement: AgreementRecord | None,
 ) -> str:
-    """Write weights, PEFT configuration and manifest into an empty directory; returns the content hash."""
+    """Write weights, PEFT configuration and manifest into an empty directory; returns the content hash.
+
+    ``agreement`` is what these weights compute here, for the engine that will serve them to be held to.
+    """
     directory.mkdir(parents=True)
     tensors = {name: tensor.detach().contiguous() for name, tensor in trained.tensors.items()}
     save_file(tensors, directory / WEIGHTS_FILE, metadata={"format": "pt"})
@@ -40,6 +50,7 @@ def write_adapter(
             "hyperparameters": job.training.model_dump(mode="json"),
             "effective": dict(effective),
             "loss_curve": list(losses),
+            **({} if agreement is None else {MANIFEST_KEY: agreement.to_json()}),
             "versions": {name: version(name) for name in (*_PACKAGES, *backend_of(job.training).packages)},
         },
     )

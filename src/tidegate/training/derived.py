@@ -12,11 +12,16 @@ import numpy as np
 from safetensors.numpy import save_file
 
 from tidegate.artifacts import CONFIG_FILE, MANIFEST_FILE, WEIGHTS_FILE, adapter_hash, directory_published_at
+from tidegate.core.agreement import MANIFEST_KEY
 from tidegate.core.types import JsonObject
 
 
 def publish_derived(tensors: Mapping[str, np.ndarray], config: bytes, manifest: JsonObject, out_root: Path) -> Path:
-    """Write weights, configuration and manifest as ``out_root/<sha256>``; returns that directory."""
+    """Write weights, configuration and manifest as ``out_root/<sha256>``; returns that directory.
+
+    What the trainer said of the weights that these were computed from is left out: it holds for those alone.
+    """
+    manifest = {name: value for name, value in manifest.items() if name != MANIFEST_KEY}
     out_root.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(prefix=".deriving-", dir=out_root) as work:
         made = Path(work)

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from tidegate.core.types import Example
+from tidegate.training.forward import Forward
 from tidegate.training.job import TrainingJob
 from tidegate.training.memory import MemoryBound
 from tidegate.training.model import LoraModel
@@ -35,7 +36,8 @@ class Fitted:
     """A run after its last step.
 
     ``units`` is what belonged in a step together, ``left_out`` counts sequences that gave no signal by reason,
-    ``effective`` holds the hyperparameters of objective and backend as they took effect, by name.
+    ``effective`` holds the hyperparameters of objective and backend as they took effect, by name. ``forward``
+    computes as the steps did.
     """
 
     result: LoopResult
@@ -43,6 +45,7 @@ class Fitted:
     left_out: Mapping[str, int]
     effective: Mapping[str, object]
     bound: MemoryBound | None
+    forward: Forward
 
 
 def state_plan(job: TrainingJob, units: Sequence[Unit], bound: MemoryBound | None, emit: Emit) -> None:

@@ -36,4 +36,5 @@ def fit(run: PreparedRun, *, emit: Emit, clock: Callable[[], float]) -> Fitted:
         left_out=left_out,
         effective={**update.effective, "backend": "own", "packed": forward.packed},
         bound=bound,
+        forward=forward,
     )

@@ -9,8 +9,10 @@ from typing import Any
 
 import torch
 
+from tidegate.artifacts import WEIGHTS_FILE, file_hash
 from tidegate.core.errors import TrainingError
 from tidegate.training.adapter_files import largest_b, write_adapter
+from tidegate.training.agreement import agreement_record, dtype_of
 from tidegate.training.backends import backend_of
 from tidegate.training.examples import read_examples, render_example, teaches_control_tokens
 from tidegate.training.fitting import Fitted, PreparedRun
@@ -67,11 +69,15 @@ def train(job: TrainingJob, staging: Path, *, emit: Emit, clock: Callable[[], fl
     dropped |= fitted.left_out
     effective = _effective(job, trained, fitted)
     guards = _guards(job, trained, fitted, effective, base_unchanged=base_fingerprint(trained) == before)
-    sha256 = write_adapter(staging, trained, job, effective=effective, losses=result.losses)
-    if sha256 == job.parent_sha256:
+    agreement = agreement_record(trained, fitted.forward, job.training)
+    sha256 = write_adapter(staging, trained, job, effective=effective, losses=result.losses, agreement=agreement)
+    # By the weights: the hash also covers what they compute here, which another dtype rounds otherwise.
+    if job.initial_adapter is not None and file_hash(staging / WEIGHTS_FILE) == file_hash(
+        job.initial_adapter / WEIGHTS_FILE
+    ):
         raise TrainingError(
-            f"after {len(result.losses)} steps the adapter is still {sha256}: training changed nothing; "
-            "raise training.learning_rate or training.epochs"
+            f"after {len(result.losses)} steps the adapter is still {job.parent_sha256 or sha256}: training changed "
+            "nothing; raise training.learning_rate or training.epochs"
         )
     return TrainingReport(
         adapter_sha256=sha256,
@@ -133,7 +139,7 @@ def _effective(job: TrainingJob, trained: LoraModel, fitted: Fitted) -> dict[str
         "weight_decay": result.weight_decay,
         "clipped_steps": sum(norm > job.training.max_grad_norm for norm in result.grad_norms),
         "sequences": sum(map(len, units)),
-        "dtype": str(trained.base.dtype).removeprefix("torch."),
+        "dtype": dtype_of(trained),
         "threads": torch.get_num_threads(),
         **fitted.effective,
     }

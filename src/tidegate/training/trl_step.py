@@ -30,6 +30,7 @@ from tidegate.core.errors import TrainingError
 from tidegate.machine import available_memory_bytes
 from tidegate.training.checkpoint import checkpoint_of
 from tidegate.training.fitting import Fitted, PreparedRun, state_plan
+from tidegate.training.forward import Forward
 from tidegate.training.memory import bound_of_row, require_memory
 from tidegate.training.model import LoraModel, compute_without_dropout
 from tidegate.training.objective import preference_pairs
@@ -91,6 +92,7 @@ def fit(run: PreparedRun, *, emit: Emit, clock: Callable[[], float]) -> Fitted:
         left_out=left_out,
         effective={**effective, "backend": "trl", "packed": False, "parts_a_step": parts.a_step},
         bound=bound,
+        forward=Forward(trained.model, None),
     )
 
 

@@ -67,9 +67,11 @@ def read_adapter(ref: AdapterRef, *, base_sha256: str, model: Any) -> LoraWeight
     if not isinstance(base, str):
         raise AdapterError(f"adapter {ref.name!r}: {MANIFEST_FILE} names no base_sha256")
     try:
-        digest = adapter_content_hash(hashlib.sha256(raw).hexdigest(), config, base)
-    except (TypeError, ValueError) as error:  # a NaN or a list of mixed types in the configuration
-        raise AdapterError(f"adapter {ref.name!r}: {CONFIG_FILE} cannot be hashed: {error}") from error
+        digest = adapter_content_hash(hashlib.sha256(raw).hexdigest(), config, manifest)
+    except (TypeError, ValueError) as error:  # a NaN or a list of mixed types in one of them
+        raise AdapterError(
+            f"adapter {ref.name!r}: {CONFIG_FILE} and {MANIFEST_FILE} cannot be hashed: {error}"
+        ) from error
     if digest != ref.sha256:
         raise AdapterError(
             f"adapter {ref.name!r} in {str(ref.path)!r} hashes to {digest}, expected {ref.sha256}: "
