@@ -19,8 +19,10 @@ from tidegate.config.settings import ServerSettings
 from tidegate.config.shadow import ShadowSettings
 from tidegate.core.errors import RequestError
 from tidegate.core.shadow import ShadowAnswer
-from tidegate.core.types import Feedback, Interaction, Split, Task
+from tidegate.core.types import Feedback, Interaction, JsonObject, Split, Task
 from tidegate.gateway import GatewayDependencies, create_gateway, running_server
+from tidegate.gateway.metrics import GatewayMetrics
+from tidegate.ports.signals import Judgement
 from tidegate.release import RoutedRelease, Router
 
 MODEL = "tiny"
@@ -87,6 +89,7 @@ class World:
     shadow: ShadowSettings = field(default_factory=ShadowSettings)
     engine: Any = field(default_factory=FakeEngine)
     passes_fields_on: bool = False
+    judge: Callable[[Task, Sequence[JsonObject]], Judgement] | None = None
     recorder: MemoryRecorder = field(default_factory=MemoryRecorder)
     unhealthy: list[str] = field(default_factory=list)
     split_users: list[str] = field(default_factory=list)
@@ -114,10 +117,13 @@ class World:
             observe_call=lambda *call: self.observed.append(call),
             monotonic=lambda: self.now,
             passes_fields_on=self.passes_fields_on,
+            **({} if self.judge is None else {"judge": self.judge}),
         )
 
     def app(self) -> FastAPI:
-        return create_gateway(self.deps, self.settings, self.shadow)
+        made = create_gateway(self.deps, self.settings, self.shadow)
+        self.app_metrics: GatewayMetrics = made.state.metrics
+        return made
 
     @property
     def url(self) -> str:

@@ -74,6 +74,16 @@ def test_what_an_engine_did_not_say_is_kept_as_not_said(store: Store):
     assert store.get_interaction("i1") == record
 
 
+def test_a_search_is_kept_with_the_choice_that_was_delivered(store: Store):
+    made = tuple(
+        Choice(index=index, token_ids=(index, 7), logprobs=(-0.5, -0.25), text=str(index), delivered=index == 1)
+        for index in range(3)
+    )
+    record = interaction(choices=made, sampling=Sampling(n=3, search="best-of-3"))
+    store.append_interactions([record])
+    assert store.get_interaction("i1") == record
+
+
 def test_known_ids_are_left_as_they_are_and_counted_once(store: Store):
     assert store.append_interactions([interaction("a"), interaction("b"), interaction("a", latency_s=9.0)]) == 2
     assert store.append_interactions([interaction("b", latency_s=9.0), interaction("c")]) == 1

@@ -123,7 +123,7 @@ async def test_an_engine_that_states_another_distribution_gets_no_traffic(
     world = Deployment(trained[1], engine, Tolerance(max_nats=0.5, mean_nats=0.1))
     await world.publisher.reconcile()
     engine.lie = lie
-    with pytest.raises(EngineError, match=f"is not published: .*{says}"):
+    with pytest.raises(EngineError, match=f"is not taken into use: .*{says}"):
         await world.publish(world.candidate_of(trained[2]))
     assert world.store.aliases() == {CHAMPION: "m-r0-base"}
     assert await engine.list_adapters() == ()

@@ -17,7 +17,7 @@ from tidegate.core.gate.live_assignment import LiveArm
 from tidegate.core.gate.live_state import DAY_S
 from tidegate.core.gate.policy import Policy
 from tidegate.core.gate.verify import verify_audit
-from tidegate.core.types import CandidateState, Split
+from tidegate.core.types import CandidateState, Choice, Sampling, Split
 from tidegate.release import ANCHOR, CHAMPION, PREVIOUS
 from tidegate.release import CANARY as CANARY_ALIAS
 from tidegate.stores.memory import MemoryAuditLog
@@ -136,6 +136,26 @@ async def test_whose_episodes_are_units(world: LiveWorld) -> None:
         world.ask(first, right=bool(number % 2))
     await world.gate.step()
     assert len(world.trial.units) == 2
+
+
+async def test_arms_are_not_compared_on_answers_that_a_search_picked(world: LiveWorld) -> None:
+    """The best of eight answers of a worse release is as good as one of a better one."""
+    (user,) = world.users_of(LiveArm.SUBJECT, 1)
+    picked = (
+        Choice(index=0, token_ids=(2,), logprobs=(-1.0,), text="kim@acme.io", delivered=False),
+        Choice(index=1, token_ids=(3,), logprobs=(-1.0,), text="ok"),
+    )
+    world.ask(user, sampling=Sampling(n=2, search="best-of-2"), choices=picked)
+    world.ask(user, right=False)
+    await world.gate.step()
+    look = world.records[-1].body
+    assert [unit[1:3] for unit in look["units"]] == [["subject", 0.0]]
+    assert look["excluded"] == {"searched": 1}
+    assert world.trial.decision is None  # nobody got the address in the other choice
+    leaking = (picked[0], replace(picked[1], text="write to kim@acme.io"))
+    world.ask(user, sampling=Sampling(n=2, search="best-of-2"), choices=leaking)
+    await world.gate.step()
+    assert world.trial.decision == "roll_back"
 
 
 async def test_feedback_is_the_outcome_where_no_program_can_judge(world: LiveWorld) -> None:

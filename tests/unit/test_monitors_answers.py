@@ -114,6 +114,7 @@ NAMELESS = replace(CHOICE, tool_calls=({"id": "c", "type": "function"},))
         (episode(call("i1"), call("i2", main_line=False, consent=False)), "no_consent"),
         (episode(call(main_line=False)), "no_main_line"),
         (episode(call("i1"), call("i2", release_id="r2")), "mixed_releases"),
+        (episode(call("i1"), call("i2", sampling=Sampling(n=2, search="best-of-2"))), "searched"),
         (episode(call(choices=())), "broken"),
         (episode(call(choices=(NAMELESS,))), "broken"),
     ],

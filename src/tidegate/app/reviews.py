@@ -22,6 +22,7 @@ from tidegate.core.gate.policy import Policy
 from tidegate.core.gate.state import Epoch
 from tidegate.core.hashing import canonical_json
 from tidegate.core.rollout import assistant_message
+from tidegate.core.searched import answer_of
 from tidegate.core.types import Episode, JsonObject, Outcome, Split, Task, Verdict
 from tidegate.gate.keys import KeyPair
 from tidegate.ports import Verifier
@@ -125,7 +126,7 @@ def _item(epoch: Epoch, episode: Episode, verdict: Verdict) -> JsonObject:
         "task": task.id,
         "verifier": verdict.verifier,
         "version": verdict.version,
-        "messages": [*calls[-1].messages, assistant_message(calls[-1].choices[0])],
+        "messages": [*calls[-1].messages, assistant_message(answer_of(calls[-1]))],
         "reference": task.reference,
         "passed": verdict.outcome is Outcome.PASS,
         "detail": verdict.detail,

@@ -15,6 +15,7 @@ import time
 import uuid
 from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
+from functools import partial
 
 from tidegate.app.engines import base_of, model_name, open_engine, other_names, with_upstream_model
 from tidegate.app.gates import gate_self_test
@@ -37,7 +38,7 @@ from tidegate.gateway.factory import create_gateway
 from tidegate.gateway.serve import running_server
 from tidegate.ports import Engine
 from tidegate.release import Router
-from tidegate.signals import builtin_environments, builtin_verifiers
+from tidegate.signals import builtin_environments, builtin_verifiers, judge_answer
 from tidegate.signals.tasks.file import read_tasks
 
 LOOPBACK = "127.0.0.1"
@@ -110,6 +111,7 @@ async def running(settings: Settings, *, say: Callable[[str], None]) -> AsyncGen
                 observe_call=tally.add,
                 replicas=engine if isinstance(engine, ReplicaSet) else None,
                 passes_fields_on=settings.engine.kind == "openai",
+                judge=partial(judge_answer, builtin_verifiers()),
             ),
             settings.server,
             settings.shadow,

@@ -16,6 +16,7 @@ from tidegate.core.gate.live_assignment import LiveArm, unit_id
 from tidegate.core.gate.live_leaks import leaks
 from tidegate.core.gate.live_state import LiveUnit, Trial
 from tidegate.core.hashing import canonical_json
+from tidegate.core.searched import is_searched
 from tidegate.core.types import Episode, Feedback, Interaction, Outcome, Split
 from tidegate.ports import TrajectoryStore, Verifier
 from tidegate.signals import score_episodes
@@ -167,11 +168,16 @@ class UnitReader:
         release = trial.subject_release if arm is LiveArm.SUBJECT else trial.control_release
         if any(call.release_id != release for call in episode.interactions):
             return "other release"
-        if begun <= self._since(trial, episode.user_key):
-            return "began before"
         name = unit_id(trial.draw, episode.user_key)
-        if name in known:
-            return "second unit of a user"
+        passed_over = (
+            ("began before", begun <= self._since(trial, episode.user_key)),
+            # the best of eight answers of a worse release is as good as one of a better one
+            ("searched", is_searched(episode)),
+            ("second unit of a user", name in known),
+        )
+        reason = next((reason for reason, holds in passed_over if holds), None)
+        if reason is not None:
+            return reason
         if episode.id not in self._outcomes:
             return None if now - begun <= self._rules.verdict_wait_s else "no verdict"
         outcome = self._outcomes[episode.id]
@@ -206,7 +212,8 @@ def _named(episode: Episode) -> Episode:
 
 def leaks_of_call(call: Interaction) -> tuple[str, ...]:
     """Kinds of personal data in a call's answers that its request did not hold; none without consent to keep them."""
-    said = [text for choice in call.choices for text in (choice.text, canonical_json(list(choice.tool_calls)))]
+    told = [choice for choice in call.choices if choice.delivered]
+    said = [text for choice in told for text in (choice.text, canonical_json(list(choice.tool_calls)))]
     given = [content_text(message.get("content")) for message in call.messages]
     given += [canonical_json([dict(message) for message in call.messages]), canonical_json(list(call.tools))]
     return leaks("\n".join(said), given)
@@ -245,7 +252,7 @@ def rate_before(
         episodes = [
             episode
             for episode in store.list_episodes(splits=splits, after=after)
-            if {call.release_id for call in episode.interactions} <= wanted
+            if {call.release_id for call in episode.interactions} <= wanted and not is_searched(episode)
         ]
         scored = score_episodes(
             episodes, verifiers, (), clock, open_ttl_s=rules.open_ttl_s, max_calls=rules.max_calls

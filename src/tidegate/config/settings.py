@@ -51,6 +51,17 @@ class ServerSettings(Section):
         gt=0,
         description="An episode stays on the release that it began with for this long after its last call.",
     )
+    max_search: int = Field(
+        default=8,
+        ge=0,
+        le=128,
+        description="Most choices that a request may have searched for its best or commonest; below 2 none may.",
+    )
+    search_verify_s: Finite = Field(
+        default=10.0,
+        gt=0,
+        description="Longest time that a verifier may take over the choices of one search; the rest is unverified.",
+    )
 
 
 class ModelSettings(Section):

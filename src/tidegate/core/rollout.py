@@ -113,7 +113,7 @@ def transcript_of(task: Task, conversations: Sequence[Messages], choices: Sequen
     Args:
         task: the episode's task.
         conversations: the request messages of each call, in order.
-        choices: the first choice of each call, in order.
+        choices: the answer to each call, in order.
     """
     last = conversations[-1][len(task.messages) :]
     return Transcript(messages=(*last, assistant_message(choices[-1])), choices=tuple(choices))

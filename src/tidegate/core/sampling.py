@@ -15,7 +15,8 @@ class Sampling:
     call: an offered tool's name (once) or :data:`tidegate.core.chat.ANY_TOOL`; None where the model chooses.
     ``parallel_tool_calls`` False ends it after its first call. ``distribution_known`` is of records
     only: False where these settings and the recorded log-probabilities may not describe what was sampled from, because
-    an upstream's own defaults or fields unknown to us took part; what the client left out then says nothing.
+    an upstream's own defaults or fields unknown to us took part; what the client left out then says nothing. ``search``
+    of records: how one of ``n`` choices was picked for the client (``best-of-8``), None where it got all of them.
     """
 
     temperature: float = 1.0
@@ -32,6 +33,7 @@ class Sampling:
     tool_choice: str | None = None
     parallel_tool_calls: bool = True
     distribution_known: bool = True
+    search: str | None = None
 
     @property
     def constrained(self) -> bool:
@@ -40,7 +42,9 @@ class Sampling:
 
     @property
     def unfiltered(self) -> bool:
-        """Whether tokens are drawn from the model's own distribution, which their log-probabilities are of: known, and
-        neither greedily nor with top-p, top-k, penalties, a schema or a call that is asked for."""
+        """Whether an answer is a draw from the model's own distribution, which its log-probabilities are of: known, and
+        neither greedily nor with top-p, top-k, penalties, a schema or a call that is asked for, nor picked among
+        several."""
         shaped = self.presence_penalty != 0.0 or self.frequency_penalty != 0.0 or self.constrained
-        return self.distribution_known and self.temperature > 0.0 and self.top_p == 1.0 and not (self.top_k or shaped)
+        filtered = self.top_p < 1.0 or self.top_k > 0 or self.search is not None
+        return self.distribution_known and self.temperature > 0.0 and not filtered and not shaped

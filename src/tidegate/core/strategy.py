@@ -6,11 +6,13 @@ out which numbers were said, so that answers to many tasks of one template fall 
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Sequence
 
-from tidegate.core.hashing import content_hash
-from tidegate.core.types import Episode
+from tidegate.core.hashing import canonical_json, content_hash
+from tidegate.core.searched import answer_of
+from tidegate.core.types import Choice, Episode
 
 _SPACES = re.compile(r"\s+")
 _ENDS = " \t.,;:!?\"'`*()[]{}"
@@ -37,14 +39,36 @@ def strategy_cluster(tools: Sequence[str], text: str) -> str:
     return f"{'>'.join(map(_shown, tools))}:{content_hash([list(tools), form])[:12]}"
 
 
+def vote_of(choice: Choice) -> str | None:
+    """What a choice votes for where the majority decides: the calls it makes and its normalised text.
+
+    None where it abstains: it says and calls nothing, or opened a tool call that does not parse.
+    """
+    text = normalised(choice.text)
+    if choice.invalid_tool_call or not (text or choice.tool_calls):
+        return None
+    calls = [[call["function"]["name"], _arguments(call["function"]["arguments"])] for call in choice.tool_calls]
+    return content_hash([calls, text])
+
+
+def _arguments(text: str) -> object:
+    """The value of JSON text, so that the order of its keys does not count; other text as it is."""
+    try:
+        value = json.loads(text)
+        canonical_json(value).encode()
+    except (ValueError, RecursionError):
+        return text
+    return value
+
+
 def tools_of(cluster: str) -> str:
     """The part of a cluster's name that tells the tools."""
     return cluster.rpartition(":")[0]
 
 
 def episode_cluster(episode: Episode) -> str:
-    """The cluster of the first choices of an episode's calls."""
-    choices = [call.choices[0] for call in episode.interactions if call.choices]
+    """The cluster of the answers to an episode's calls."""
+    choices = [answer_of(call) for call in episode.interactions if call.choices]
     tools = [str(call["function"]["name"]) for choice in choices for call in choice.tool_calls]
     return strategy_cluster(tools, choices[-1].text if choices else "")
 

@@ -142,7 +142,7 @@ class Choice:
     """One complete answer: tokens as the engine produced them, and what they were parsed into.
 
     ``token_exact`` False: the engine did not give the id and log-probability of every token, so none is kept. Nothing
-    stands in for them, and such an answer does not train.
+    stands in for them, and such an answer does not train. ``delivered`` False: a search picked another for the client.
     """
 
     index: int
@@ -153,6 +153,7 @@ class Choice:
     finish_reason: FinishReason = FinishReason.STOP
     invalid_tool_call: bool = False
     token_exact: bool = True
+    delivered: bool = True
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -19,6 +19,7 @@ from tidegate.core.selection.episodes import (
     deciding_scores,
     main_line,
     near_success_floor,
+    not_searched,
     not_stale,
     of_train_split,
     successful,
@@ -79,7 +80,9 @@ def curate(
         quarantined: ids of examples that trained what was rolled back; nothing of their episodes trains again.
         replay: examples of earlier batches that may train again, one record an id.
         keep_failures: for objectives that learn from rewards. Every judged answer stays, and nothing that looks at
-            answers drops or weighs any: copies, near-copies and strategies of a group are what its mean is made of.
+            answers drops or weighs any: copies, near-copies and strategies of a group are what its mean is made of. An
+            answer that was picked among several does not (``searched``): it would lift that mean. All choices of its
+            call may, as :func:`tidegate.core.searched.searched_groups` takes them apart.
         cluster_of: names the strategy of an episode, of which only the main line is passed.
 
     Returns:
@@ -130,6 +133,8 @@ class _Steps:
         kept = self.take(with_consent(episodes))
         kept = self.take(of_train_split(kept))
         kept = self.take(main_line(kept))
+        if self.keep_failures:
+            kept = self.take(not_searched(kept))
         kept = self.take(with_verdict(kept, judged))
         kept = self.take(not_stale(kept, now=now, max_age_days=settings.max_age_days))
         scores = deciding_scores(kept, judged)

@@ -150,6 +150,8 @@ _USUAL: Mapping[str, Any] = {
     "json_schema": None,
     "tool_choice": None,
     "parallel_tool_calls": True,
+    "search": None,
+    "delivered": True,
 }
 
 

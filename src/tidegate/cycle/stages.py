@@ -7,7 +7,7 @@ from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol
 
 from tidegate.config import Settings
 from tidegate.core.gate.live_state import Trial
@@ -94,14 +94,13 @@ def arm_of(stages: CycleStages, sha256: str | None) -> Arm:
 
 
 def traffic_decoding(episodes: Sequence[Episode]) -> Sampling:
-    """The sampling settings that most main-line calls of the traffic used; seeds, ``n`` and forms left out."""
+    """The sampling that most main-line calls of the traffic used; seeds, ``n``, searches and forms left out."""
+    left_out: dict[str, Any] = {
+        "seed": None, "n": 1, "top_logprobs": 0, "json_schema": None, "tool_choice": None, "distribution_known": True,
+        "search": None,
+    }  # fmt: skip
     settings = Counter(
-        replace(
-            call.sampling, seed=None, n=1, top_logprobs=0, json_schema=None, tool_choice=None, distribution_known=True
-        )
-        for episode in episodes
-        for call in episode.interactions
-        if call.main_line
+        replace(call.sampling, **left_out) for episode in episodes for call in episode.interactions if call.main_line
     )
     return settings.most_common(1)[0][0] if settings else Sampling()
 

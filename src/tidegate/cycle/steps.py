@@ -24,6 +24,7 @@ from tidegate.cycle.going_live import canary, publish
 from tidegate.cycle.machine import CycleOutcome, Outputs, Report, Step, StepFunction, StepResult
 from tidegate.cycle.monitoring import cycle_monitors, training_output
 from tidegate.cycle.replaying import earlier_examples
+from tidegate.cycle.searching import judged_groups, no_groups
 from tidegate.cycle.stages import (
     CycleStages,
     arm_of,
@@ -135,9 +136,11 @@ async def curate_batch(stages: CycleStages, config: JsonObject, outputs: Outputs
     def run() -> StepResult:
         rollouts = rollouts_of(stages, outputs)
         earlier = earlier_examples(stages, config.get("batches", ()), until=float(config["until"]))
+        window = _window(stages, config, (Split.TRAIN,))
+        groups = no_groups() if objective == "sft" else judged_groups(stages, window)
         batch = curate(
-            [*_window(stages, config, (Split.TRAIN,)), *rollouts.episodes],
-            [*stages.trajectories.list_verdicts(), *rollouts.verdicts],
+            [*window, *groups.episodes, *rollouts.episodes],
+            [*stages.trajectories.list_verdicts(), *groups.verdicts, *rollouts.verdicts],
             [given for given in stages.trajectories.list_feedback() if given.created_at <= config["until"]],
             settings=settings,
             seed=int(config["seed"]),

@@ -19,7 +19,7 @@ SEED_RULE = "sha256(seed, task id, call number)"
 Keep: TypeAlias = Callable[[Answer], Awaitable[None]]
 
 _ATTEMPTS = 2  # a second engine error in a row is hardly chance
-_SET_PER_CALL = ("n", "seed", "top_logprobs", "json_schema", "tool_choice", "distribution_known")
+_SET_PER_CALL = ("n", "seed", "top_logprobs", "json_schema", "tool_choice", "distribution_known", "search")
 
 
 async def ask(

@@ -26,15 +26,17 @@ from tidegate.core.errors import (
     TidegateError,
 )
 from tidegate.core.generation import GenerationFold
+from tidegate.core.searches import Picked
 from tidegate.core.types import ChoiceEnd, GenerationEvent, Interaction, TokenDelta
 from tidegate.gateway.body import read_json_object
 from tidegate.gateway.chat_call import ChatCall, plan_call, route_call, to_record
-from tidegate.gateway.delivery import BodyDelivery, Delivery, EventDelivery
+from tidegate.gateway.delivery import BodyDelivery, Delivery, EventDelivery, Taker
 from tidegate.gateway.dependencies import GatewayDependencies, RoutedModel
 from tidegate.gateway.guard import Guard, Turns
 from tidegate.gateway.metrics import GatewayMetrics
 from tidegate.gateway.problems import ClientGoneError, Problem, boundary
-from tidegate.gateway.rendering import AnswerShape, is_finished, recorded_events, usage
+from tidegate.gateway.rendering import AnswerShape, is_finished, recorded_events, recorded_usage, usage
+from tidegate.gateway.searching import HeldAnswer, Searcher, recorded_search_headers, search_headers
 from tidegate.gateway.shadow import ShadowCalls
 
 _CUT_SHORT = (ClientGoneError, EngineTimeoutError, StoppingError)
@@ -61,13 +63,15 @@ class ChatEndpoint:
         self._shadows = shadows
         self._max_body_bytes = settings.max_body_bytes
         self._timeout_s = settings.request_timeout_s
+        self._max_search = settings.max_search
+        self._searcher = Searcher(deps.judge, metrics, timeout_s=settings.search_verify_s)
         self._turns = Turns()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         started_s = self._deps.monotonic()
         headers = Headers(scope=scope)
         raw = await read_json_object(receive, headers, max_bytes=self._max_body_bytes, timeout_s=self._timeout_s)
-        call = plan_call(raw, headers, self._deps, started_s=started_s)
+        call = plan_call(raw, headers, self._deps, max_search=self._max_search, started_s=started_s)
         async with Guard(receive, timeout_s=self._timeout_s) as guard:
             if not call.identity.keyed:
                 await self._generate(call, call.identity.interaction_id, guard, (scope, receive, send))
@@ -97,7 +101,8 @@ class ChatEndpoint:
 
     async def _repeat(self, call: ChatCall, recorded: Interaction, guard: Guard, asgi: Asgi) -> None:
         shape = call.answer_shape(recorded.id, recorded.release_id, recorded.created_at)
-        delivery = self._delivery(call, asgi, shape, {"x-tidegate-replayed": "true"})
+        headers = {"x-tidegate-replayed": "true", **recorded_search_headers(recorded)}
+        delivery = self._delivery(call, asgi, shape, headers)
         fold = GenerationFold()
 
         async def say_again() -> None:
@@ -106,18 +111,21 @@ class ChatEndpoint:
                 await delivery.take(event)
 
         await guard.run(say_again())
-        await delivery.finish(fold)
+        await delivery.finish(fold, recorded_usage(recorded))
         self._metrics.generations.labels("replayed").inc()
 
     async def _generate(self, call: ChatCall, interaction_id: str, guard: Guard, asgi: Asgi) -> None:
         routed = route_call(call, self._deps)
         shape = call.answer_shape(interaction_id, routed.release_id, call.created_at)
         delivery = self._delivery(call, asgi, shape, {})
-        fold = GenerationFold()
+        fold, held, picked = GenerationFold(), HeldAnswer(), None
         failure: TidegateError | ClientGoneError | None = None
         try:
             with self._deps.router.lease(routed.release_id), self._shadows.beside(call.sampling.n):
-                await guard.run(self._sample(call, interaction_id, routed, fold, delivery))
+                taker = delivery if call.plan is None else held
+                await guard.run(self._sample(call, interaction_id, routed, fold, taker))
+                if call.plan is not None:
+                    picked = await guard.run(self._searcher.pick(call.plan, fold.choices()))
         except (TidegateError, ClientGoneError) as error:
             failure = error
         except asyncio.CancelledError:
@@ -125,17 +133,23 @@ class ChatEndpoint:
             failure = StoppingError("the server is stopping; repeat the request in a moment")
         self._metrics.generations.labels(_outcome(failure)).inc()
         self._deps.observe_call(routed.release_id, call.identity.user_key, _is_engine_fault(failure))
-        self._unpin(call, fold, failure)
+        events, shown = ([], fold) if picked is None else held.only(picked.index)
+        self._unpin(call, shown, failure)
         if failure is None or fold.choices() or isinstance(failure, _CUT_SHORT):
-            failure = await self._record(call, fold, interaction_id, routed.release_id) or failure
+            failure = await self._record(call, fold, interaction_id, routed.release_id, picked) or failure
         if isinstance(failure, ClientGoneError):
             raise failure
         if isinstance(failure, TidegateError):
             await delivery.fail(Problem.of(failure))
             return
         self._count_tokens(fold)
-        await delivery.finish(fold)
-        self._shadows.offer(call, interaction_id, routed)
+        if call.plan is not None and picked is not None:
+            delivery = self._delivery(call, asgi, shape, search_headers(call.plan.search, picked))
+            for event in events:
+                await delivery.take(event)
+        await delivery.finish(shown, usage(fold))
+        if call.plan is None:  # what was picked among several says nothing beside a single answer
+            self._shadows.offer(call, interaction_id, routed)
 
     def _unpin(self, call: ChatCall, fold: GenerationFold, failure: TidegateError | ClientGoneError | None) -> None:
         """An episode is over when it has its answer, and at once when its caller gave it no name to go on by."""
@@ -145,13 +159,13 @@ class ChatEndpoint:
             self._deps.router.end_episode(identity.episode_id)
 
     async def _sample(
-        self, call: ChatCall, interaction_id: str, routed: RoutedModel, fold: GenerationFold, delivery: Delivery
+        self, call: ChatCall, interaction_id: str, routed: RoutedModel, fold: GenerationFold, taker: Taker
     ) -> None:
         """Run the engine to its end; closing its iterator cancels it, whatever stops us."""
         with boundary("the engine", EngineError):
             events = self._deps.engine.generate(call.engine_request(interaction_id, routed.adapter))
             try:
-                await self._pump(events, call, fold, delivery)
+                await self._pump(events, call, fold, taker)
             except AdapterError as error:
                 raise EngineError(f"release {routed.release_id!r} cannot answer: {error}") from error
             finally:
@@ -160,7 +174,7 @@ class ChatEndpoint:
                     await close()
 
     async def _pump(
-        self, events: AsyncIterator[GenerationEvent], call: ChatCall, fold: GenerationFold, delivery: Delivery
+        self, events: AsyncIterator[GenerationEvent], call: ChatCall, fold: GenerationFold, taker: Taker
     ) -> None:
         ended: set[int] = set()
         sampled = False
@@ -172,12 +186,12 @@ class ChatEndpoint:
             elif isinstance(event, TokenDelta) and not sampled:
                 sampled = True
                 self._metrics.first_token_seconds.observe(max(self._deps.monotonic() - call.started_s, 0.0))
-            await delivery.take(heard)
+            await taker.take(heard)
         if len(ended) != call.sampling.n:
             raise EngineError(f"the engine ended after {len(ended)} of {call.sampling.n} choices; repeat the request")
 
     async def _record(
-        self, call: ChatCall, fold: GenerationFold, interaction_id: str, release_id: str
+        self, call: ChatCall, fold: GenerationFold, interaction_id: str, release_id: str, picked: Picked | None
     ) -> TidegateError | None:
         """Make the call durable; the error that says why it could not be, else None."""
         record = to_record(
@@ -187,6 +201,7 @@ class ChatEndpoint:
             release_id=release_id,
             replica=fold.replica or self._deps.engine.replica,
             latency_s=max(self._deps.monotonic() - call.started_s, 0.0),
+            picked=None if picked is None else picked.index,
         )
         try:
             with boundary("the recorder", StoreError):
@@ -209,7 +224,7 @@ class ChatEndpoint:
             **extra_headers,
         }
         if call.chat.stream:
-            return EventDelivery(*asgi, shape=shape, headers=headers, n=call.sampling.n)
+            return EventDelivery(*asgi, shape=shape, headers=headers, n=call.delivered_n)
         return BodyDelivery(*asgi, shape=shape, headers=headers)
 
     def _count_tokens(self, fold: GenerationFold) -> None:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 from starlette.datastructures import Headers
 
-from tidegate.core.errors import NotFoundError
+from tidegate.core.errors import NotFoundError, RequestError
 from tidegate.core.generation import GenerationFold
+from tidegate.core.searches import Search, SearchKind
 from tidegate.core.types import (
     Choice,
     GenerationEvent,
@@ -23,13 +25,14 @@ from tidegate.core.types import (
 from tidegate.gateway.body import validated
 from tidegate.gateway.chat_schema import PASSES_FIELDS_ON, ChatRequest, passed_fields
 from tidegate.gateway.dependencies import GatewayDependencies, RoutedModel
-from tidegate.gateway.identity import Identity, declared_task, identify
+from tidegate.gateway.identity import SEARCH_HEADER, Identity, declared_task, identify
 from tidegate.gateway.rendering import AnswerShape
+from tidegate.gateway.searching import SearchPlan, asked_search, picked_choices, searched
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ChatCall:
-    """A validated call. ``started_s`` is monotonic, ``created_at`` Unix seconds."""
+    """A validated call. ``started_s`` is monotonic, ``created_at`` Unix seconds; ``plan`` is that of a search."""
 
     chat: ChatRequest
     identity: Identity
@@ -40,6 +43,12 @@ class ChatCall:
     created_at: float
     started_s: float
     passed: JsonObject | None = None
+    plan: SearchPlan | None = None
+
+    @property
+    def delivered_n(self) -> int:
+        """Choices that the client gets."""
+        return self.sampling.n if self.plan is None else 1
 
     def engine_request(self, interaction_id: str, adapter: str | None) -> GenerationRequest:
         """What the engine sees: of who asks a keyed hash, of any declared task nothing."""
@@ -74,8 +83,10 @@ class ChatCall:
         return replace(event, tool_calls=() if called else event.tool_calls[:1])
 
 
-def plan_call(raw: JsonObject, headers: Headers, deps: GatewayDependencies, *, started_s: float) -> ChatCall:
-    """Validate a request down to the declared task.
+def plan_call(
+    raw: JsonObject, headers: Headers, deps: GatewayDependencies, *, max_search: int, started_s: float
+) -> ChatCall:
+    """Validate a request down to the declared task and the search; ``max_search`` bounds its choices.
 
     Raises:
         RequestError: names the field, its value and what is accepted.
@@ -97,6 +108,12 @@ def plan_call(raw: JsonObject, headers: Headers, deps: GatewayDependencies, *, s
         )
     if task is not None:
         deps.check_task(task)
+    passed = passed_fields(raw) if deps.passes_fields_on else None
+    search, plan = asked_search(chat, headers, most=max_search), None
+    if search is not None:
+        plan = _search_plan(search, chat, messages, tools, sampling, is_main=identity.main_line, check=deps.check_task)
+        sampling = searched(sampling, search)
+        passed = None if passed is None else {**passed, "n": search.n}
     return ChatCall(
         chat=chat,
         identity=identity,
@@ -106,8 +123,40 @@ def plan_call(raw: JsonObject, headers: Headers, deps: GatewayDependencies, *, s
         task=task,
         created_at=deps.clock(),
         started_s=started_s,
-        passed=passed_fields(raw) if deps.passes_fields_on else None,
+        passed=passed,
+        plan=plan,
     )
+
+
+def _search_plan(
+    search: Search,
+    chat: ChatRequest,
+    messages: Messages,
+    tools: Tools,
+    sampling: Sampling,
+    *,
+    is_main: bool,
+    check: Callable[[Task], None],
+) -> SearchPlan:
+    """What a search needs to know; a later call of an episode is judged as the rest of what its first one declared.
+
+    Raises:
+        RequestError: a verifier is to decide and there is none.
+    """
+    if search.kind is SearchKind.MAJORITY:
+        return SearchPlan(search=search)
+    turns = [at for at, message in enumerate(messages) if message["role"] == "assistant"]
+    opening = messages[: turns[0]] if turns else messages
+    task = declared_task(chat.metadata or {}, opening, tools, json_schema=sampling.json_schema) if is_main else None
+    if task is None:
+        raise RequestError(
+            f"{SEARCH_HEADER} is {str(search)!r}, which a verifier decides, and this call "
+            f"{'declares no task' if is_main else 'is on a side line, which has no task'}; send metadata."
+            f"tidegate_verifier and tidegate_reference, or 'majority-of-{search.n}'",
+            param=SEARCH_HEADER,
+        )
+    check(task)
+    return SearchPlan(search=search, task=task, before=messages[len(opening) :])
 
 
 def route_call(call: ChatCall, deps: GatewayDependencies) -> RoutedModel:
@@ -124,11 +173,24 @@ def route_call(call: ChatCall, deps: GatewayDependencies) -> RoutedModel:
 
 
 def to_record(
-    call: ChatCall, fold: GenerationFold, *, interaction_id: str, release_id: str, replica: str, latency_s: float
+    call: ChatCall,
+    fold: GenerationFold,
+    *,
+    interaction_id: str,
+    release_id: str,
+    replica: str,
+    latency_s: float,
+    picked: int | None = None,
 ) -> Interaction:
-    """The record of a call, whole or cut short; without consent only ids, settings and how it ended are kept."""
+    """The record of a call, whole or cut short; without consent only ids, settings and how it ended are kept.
+
+    ``picked`` is the index of the choice that a search delivers, None where it was cut short or there is no search.
+    """
     identity = call.identity
     keep = identity.consent
+    choices = fold.all_choices(call.sampling.n)
+    if call.plan is not None:
+        choices = picked_choices(choices, picked)
     return Interaction(
         id=interaction_id,
         episode_id=identity.episode_id,
@@ -139,7 +201,7 @@ def to_record(
         tools=call.tools if keep else (),
         sampling=fold.as_sampled(call.sampling if keep else _emptied_settings(call.sampling)),
         prompt_token_ids=fold.prompt_token_ids if keep else (),
-        choices=tuple(choice if keep else _emptied(choice) for choice in fold.all_choices(call.sampling.n)),
+        choices=tuple(choice if keep else _emptied(choice) for choice in choices),
         release_id=release_id,
         engine_replica=replica,
         latency_s=latency_s,

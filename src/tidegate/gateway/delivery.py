@@ -12,7 +12,7 @@ from starlette.types import Receive, Scope, Send
 from tidegate.core.generation import GenerationFold
 from tidegate.core.types import ChoiceEnd, GenerationEvent, PromptTokens, TokenCounts, TokenDelta
 from tidegate.gateway.problems import Problem
-from tidegate.gateway.rendering import AnswerShape, ChunkMaker, LogprobFold, body
+from tidegate.gateway.rendering import AnswerShape, ChunkMaker, LogprobFold, Usage, body
 
 _STREAM_HEADERS = {
     "content-type": "text/event-stream; charset=utf-8",
@@ -21,15 +21,24 @@ _STREAM_HEADERS = {
 }
 
 
-class Delivery(Protocol):
-    """Brings one answer to one client."""
+class Taker(Protocol):
+    """Hears what the engine says."""
 
     async def take(self, event: GenerationEvent) -> None:
         """The engine said something; whoever streams sends it on."""
         ...
 
-    async def finish(self, fold: GenerationFold) -> None:
-        """The record is durable: everything may leave now."""
+
+class Delivery(Taker, Protocol):
+    """Brings one answer to one client."""
+
+    async def finish(self, fold: GenerationFold, used: Usage | None) -> None:
+        """The record is durable: everything may leave now.
+
+        Args:
+            fold: the choices that the client gets.
+            used: counts of the tokens of the whole call.
+        """
         ...
 
     async def fail(self, problem: Problem) -> None:
@@ -52,8 +61,8 @@ class BodyDelivery:
         if self._shape.logprobs and isinstance(event, TokenDelta):
             self._logprobs.add(event)
 
-    async def finish(self, fold: GenerationFold) -> None:
-        await JSONResponse(body(self._shape, fold, self._logprobs), headers=dict(self._headers))(*self._asgi)
+    async def finish(self, fold: GenerationFold, used: Usage | None) -> None:
+        await JSONResponse(body(self._shape, fold, self._logprobs, used), headers=dict(self._headers))(*self._asgi)
 
     async def fail(self, problem: Problem) -> None:
         await problem.response(self._headers)(*self._asgi)
@@ -92,8 +101,8 @@ class EventDelivery:
             case TokenCounts() | ChoiceEnd():
                 pass
 
-    async def finish(self, fold: GenerationFold) -> None:
-        for chunk in self._chunks.closing(fold):
+    async def finish(self, fold: GenerationFold, used: Usage | None) -> None:
+        for chunk in self._chunks.closing(fold, used):
             await self._event(chunk)
         await self._write(b"data: [DONE]\n\n", more=False)
 

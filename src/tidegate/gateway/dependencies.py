@@ -9,9 +9,11 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Protocol
 
+from tidegate.core.errors import ConfigError
 from tidegate.core.shadow import Shadow, ShadowAnswer
-from tidegate.core.types import Feedback, Interaction, Split, Task
+from tidegate.core.types import Feedback, Interaction, JsonObject, Split, Task
 from tidegate.ports import Engine
+from tidegate.ports.signals import Judgement
 
 
 class RoutedModel(Protocol):
@@ -111,6 +113,11 @@ def _unobserved(release_id: str, user_key: str, failed: bool) -> None:
     del release_id, user_key, failed
 
 
+def _no_verifier(task: Task, transcript: Sequence[JsonObject]) -> Judgement:
+    del transcript
+    raise ConfigError(f"verifier {task.verifier!r} is not registered with this gateway")
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GatewayDependencies:
     """Everything that the public API stands on.
@@ -130,6 +137,8 @@ class GatewayDependencies:
         monotonic: seconds for latencies.
         replicas: the replicas behind ``engine``, for ``/metrics``; None where it is one engine.
         passes_fields_on: whether the engine passes on what the gateway itself does not know or cannot honour.
+        judge: runs a declared task's verifier over the messages after the task's own, for searches; raises
+            TidegateError where it cannot judge at all.
     """
 
     engine: Engine
@@ -145,3 +154,4 @@ class GatewayDependencies:
     monotonic: Callable[[], float] = time.monotonic
     replicas: Replicas | None = None
     passes_fields_on: bool = False
+    judge: Callable[[Task, Sequence[JsonObject]], Judgement] = _no_verifier

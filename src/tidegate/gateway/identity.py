@@ -23,6 +23,9 @@ from tidegate.gateway.chat_schema import ChatRequest
 IDEMPOTENCY_HEADER = "idempotency-key"
 """What the OpenAI SDKs forward when a caller sets it with ``extra_headers``; they set none by themselves."""
 
+SEARCH_HEADER = "x-tidegate-search"
+"""Asks for a search; see :mod:`tidegate.gateway.searching`."""
+
 _EPISODE_ID = re.compile(r"[\x21-\x7e]{1,200}")
 _LINES = ("main", "side")
 _MAX_USER_CHARACTERS = 512
@@ -87,10 +90,12 @@ def identify(
 def keyed_id(key: str, headers: Headers, user: str | None, raw: JsonObject) -> str:
     """A digest that is the same for the same request of the same caller under the same idempotency key.
 
-    The request is part of it, so that a key that is used again for something else never gets the wrong
-    answer; how the answer is delivered (``stream``) is not.
+    The request is part of it, a search that its header asks for too, so that a key that is used again for something
+    else never gets the wrong answer; how the answer is delivered (``stream``) is not.
     """
     asked = {name: value for name, value in raw.items() if name not in ("stream", "stream_options")}
+    if SEARCH_HEADER in headers:
+        asked[SEARCH_HEADER] = headers[SEARCH_HEADER]
     caller = headers.get("authorization", "")
     return content_hash({"key": key, "caller": caller, "user": user, "asked": asked})[:_ID_DIGITS]
 

@@ -53,6 +53,14 @@ class GatewayMetrics:
             "Recorded interactions whose tokens the engine did not give; they do not train.",
             registry=self.registry,
         )
+        self.searches = Counter(
+            "tidegate_searches", "Chat requests of which one of several choices was picked.", ("kind",),
+            registry=self.registry,
+        )  # fmt: skip
+        self.search_choices = Counter(
+            "tidegate_search_choices", "Choices of best-of searches by what their verifier said.", ("result",),
+            registry=self.registry,
+        )  # fmt: skip
         self.feedback = Counter(
             "tidegate_feedback", "Feedback by what became of it.", ("result",), registry=self.registry
         )

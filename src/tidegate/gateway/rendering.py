@@ -6,10 +6,13 @@ import math
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeAlias
 
 from tidegate.core.generation import GenerationFold
 from tidegate.core.types import Choice, ChoiceEnd, FinishReason, Interaction, PromptTokens, TokenDelta
+
+Usage: TypeAlias = dict[str, int]
+"""OpenAI's object of token counts."""
 
 LOWEST_LOGPROB = -9999.0
 """OpenAI's stand-in for a log-probability that JSON has no number for."""
@@ -38,11 +41,11 @@ class AnswerShape:
         }
 
 
-def body(shape: AnswerShape, fold: GenerationFold, logprobs: LogprobFold) -> dict[str, Any]:
-    """A finished ``chat.completion``."""
+def body(shape: AnswerShape, fold: GenerationFold, logprobs: LogprobFold, used: Usage | None) -> dict[str, Any]:
+    """A finished ``chat.completion`` of the choices in ``fold``; ``used`` counts the tokens of the whole call."""
     result = shape.head("chat.completion")
     result["choices"] = [_choice(choice, shape, logprobs) for choice in fold.choices()]
-    result["usage"] = usage(fold)
+    result["usage"] = used
     if shape.token_ids:
         result["prompt_token_ids"] = list(fold.prompt_token_ids)
     return result
@@ -64,7 +67,7 @@ def _choice(choice: Choice, shape: AnswerShape, logprobs: LogprobFold) -> dict[s
     return result
 
 
-def usage(fold: GenerationFold) -> dict[str, int] | None:
+def usage(fold: GenerationFold) -> Usage | None:
     """Counts of the tokens that the engine computed on and sampled.
 
     Where it gave no token ids they are its own counts, None without any; nothing is estimated from text.
@@ -140,13 +143,13 @@ class ChunkMaker:
                 chunk["choices"][0]["token_ids"] = list(event.token_ids)
             yield chunk
 
-    def closing(self, fold: GenerationFold) -> Iterator[dict[str, Any]]:
-        """The finish reason of each choice and, when asked for, the usage."""
+    def closing(self, fold: GenerationFold, used: Usage | None) -> Iterator[dict[str, Any]]:
+        """The finish reason of each choice and, when asked for, the usage of the whole call."""
         for choice in fold.choices():
             yield self._chunk(choice.index, {}, finish_reason=choice.finish_reason.value)
         if self._shape.include_usage:
             chunk = self._shape.head("chat.completion.chunk")
-            yield {**chunk, "choices": [], "usage": usage(fold)}
+            yield {**chunk, "choices": [], "usage": used}
 
     def _chunk(
         self, index: int, delta: dict[str, Any], *, logprobs: Any = None, finish_reason: str | None = None
@@ -159,22 +162,38 @@ class ChunkMaker:
 
 
 def recorded_events(interaction: Interaction) -> Iterator[PromptTokens | TokenDelta | ChoiceEnd]:
-    """A recorded answer as the events that it came from (token texts are not recorded)."""
+    """A recorded answer as the events that it came from (token texts are not recorded): the choices that were
+    delivered, numbered as they were."""
     yield PromptTokens(token_ids=interaction.prompt_token_ids)
+    delivered = [choice for choice in interaction.choices if choice.delivered]
+    for index, choice in enumerate(delivered):
+        yield from _said(index, choice)
+
+
+def recorded_usage(interaction: Interaction) -> Usage | None:
+    """What a recorded call used, choices that nobody got included."""
+    fold = GenerationFold()
+    fold.add(PromptTokens(token_ids=interaction.prompt_token_ids))
     for choice in interaction.choices:
-        yield TokenDelta(
-            choice=choice.index,
-            token_ids=choice.token_ids,
-            logprobs=choice.logprobs,
-            text=choice.text,
-            tool_calls=choice.tool_calls,
-            token_exact=choice.token_exact,
-        )
-        yield ChoiceEnd(
-            choice=choice.index,
-            finish_reason=choice.finish_reason,
-            invalid_tool_call=choice.invalid_tool_call,
-        )
+        for event in _said(choice.index, choice):
+            fold.add(event)
+    return usage(fold)
+
+
+def _said(index: int, choice: Choice) -> Iterator[TokenDelta | ChoiceEnd]:
+    yield TokenDelta(
+        choice=index,
+        token_ids=choice.token_ids,
+        logprobs=choice.logprobs,
+        text=choice.text,
+        tool_calls=choice.tool_calls,
+        token_exact=choice.token_exact,
+    )
+    yield ChoiceEnd(
+        choice=index,
+        finish_reason=choice.finish_reason,
+        invalid_tool_call=choice.invalid_tool_call,
+    )
 
 
 def is_finished(interaction: Interaction) -> bool:

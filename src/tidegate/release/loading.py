@@ -162,9 +162,9 @@ class Loader:
             raise EngineError(f"release {release.id!r} is not taken into use: the engine states {error}") from error
         if objection is not None:
             raise EngineError(
-                f"release {release.id!r} is not taken into use: {objection}. Serve the base weights that it was trained on; "
-                "'tidegate engine check' says what differs, and engine.agreement_max_nats and agreement_mean_nats what "
-                "is accepted"
+                f"release {release.id!r} is not taken into use: {objection}. Serve the base weights that it was "
+                "trained on; 'tidegate engine check' says what differs, and engine.agreement_max_nats and "
+                "agreement_mean_nats what is accepted"
             )
         shown = f"within {gap.max:.2g} nats of the trainer ({gap.mean:.2g} in the mean of {gap.tokens} tokens)"
         _log.info("%s: %s", release.id, shown)

@@ -13,7 +13,8 @@ from typing import TypeAlias
 
 from tidegate.core.errors import ConfigError, TidegateError
 from tidegate.core.rollout import DEFAULT_MAX_CALLS, Transcript, transcript_of
-from tidegate.core.types import Episode, Interaction, Task, Verdict
+from tidegate.core.searched import answer_of
+from tidegate.core.types import Episode, Interaction, JsonObject, Task, Verdict
 from tidegate.ports.signals import Judgement, Verifier
 from tidegate.signals.verifiers.findings import INVALID_TOOL_CALL, boundary, failed, reason_of
 
@@ -120,7 +121,7 @@ class _EpisodeJudge:
 
     def _under_way(self, task: Task, calls: Sequence[Interaction], now: float) -> bool:
         """Whether tool results may still come."""
-        if task.environment is None or len(calls) >= self.max_calls or not calls[-1].choices[0].tool_calls:
+        if task.environment is None or len(calls) >= self.max_calls or not answer_of(calls[-1]).tool_calls:
             return False
         return now - calls[-1].created_at < self.open_ttl_s
 
@@ -131,7 +132,24 @@ def _transcript(task: Task, calls: Sequence[Interaction]) -> Transcript:
         raise _NoVerdictError("broken")
     if calls[-1].messages[: len(task.messages)] != task.messages:
         raise _NoVerdictError("broken")
-    return transcript_of(task, [call.messages for call in calls], [call.choices[0] for call in calls])
+    return transcript_of(task, [call.messages for call in calls], [answer_of(call) for call in calls])
+
+
+def judge_answer(verifiers: Mapping[str, Verifier], task: Task, transcript: Sequence[JsonObject]) -> Judgement:
+    """Judge one transcript now, before it is anybody's episode; what a scorer raises is a failure marked for counting.
+
+    Args:
+        verifiers: by name.
+        task: whose verifier judges.
+        transcript: messages after the task's own.
+
+    Raises:
+        TidegateError: there is no such verifier, or it cannot work here.
+    """
+    verifier = verifiers.get(task.verifier)
+    if verifier is None:
+        raise ConfigError(f"verifier {task.verifier!r} is unknown; registered: {sorted(verifiers)}")
+    return boundary(lambda: verifier.judge(task, transcript))
 
 
 def _judge(verifier: Verifier, task: Task, transcript: Transcript) -> Judgement:

@@ -189,6 +189,7 @@ def _choice_json(choice: Choice) -> dict[str, Any]:
         "tokens": len(choice.token_ids),
         "logprobs": len(choice.logprobs),
         **({} if choice.token_exact else {"token_exact": False}),
+        **({} if choice.delivered else {"delivered": False}),
     }
 
 
@@ -209,6 +210,7 @@ def _choices(row: Row) -> tuple[Choice, ...]:
                 finish_reason=FinishReason(fields["finish_reason"]),
                 invalid_tool_call=fields["invalid_tool_call"],
                 token_exact=fields.get("token_exact", True),
+                delivered=fields.get("delivered", True),
             )
         )
         token_at, logprob_at = token_end, logprob_end

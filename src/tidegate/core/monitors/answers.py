@@ -12,6 +12,7 @@ from tidegate.core.gate.samples import Strategy, strategy_of
 from tidegate.core.hashing import canonical_json
 from tidegate.core.refusals import is_refusal
 from tidegate.core.rollout import Transcript
+from tidegate.core.searched import answer_of, is_searched
 from tidegate.core.selection.episodes import deciding_verdict, episode_kind, verdicts_by_episode
 from tidegate.core.types import Episode, Interaction, Outcome, Split, Verdict
 
@@ -54,8 +55,8 @@ def recorded_answers(
 
     Returns:
         The answers, and how many episodes were left out by reason: ``sealed``, ``no_consent``, ``no_main_line``,
-        ``mixed_releases`` (several contents answered), ``broken`` (a call without a choice, a tool call without a
-        name).
+        ``mixed_releases`` (several contents answered), ``searched`` (an answer was picked among several, which says
+        little of the model), ``broken`` (a call without a choice, a tool call without a name).
     """
     judged = verdicts_by_episode(verdicts)
     answers: list[RecordedAnswer] = []
@@ -84,11 +85,13 @@ def _reason_against(episode: Episode, calls: Sequence[Interaction], releases: Se
         return "no_main_line"
     if len(releases) > 1:
         return "mixed_releases"
+    if is_searched(episode):
+        return "searched"
     return None if all(call.choices for call in calls) else "broken"
 
 
 def _answer(episode: Episode, calls: Sequence[Interaction], release: str, verdict: Verdict | None) -> RecordedAnswer:
-    transcript = Transcript(messages=(), choices=tuple(call.choices[0] for call in calls))
+    transcript = Transcript(messages=(), choices=tuple(answer_of(call) for call in calls))
     temperature = _temperature(calls)
     surprisal = transcript.surprisal if temperature is not None and transcript.tokens else None
     known = surprisal is not None and math.isfinite(surprisal)

@@ -7,6 +7,7 @@ from dataclasses import replace
 
 import numpy as np
 
+from tidegate.core.searched import is_searched
 from tidegate.core.selection.sifting import EPISODE, INTERACTION, Dropped, Sifted, sift
 from tidegate.core.types import Episode, Outcome, Split, Task, Verdict
 
@@ -63,6 +64,11 @@ def main_line(episodes: Sequence[Episode]) -> Sifted[Episode]:
         else:
             dropped.append(dropped_episode(episode, "no_main_line"))
     return Sifted(kept=tuple(kept), dropped=tuple(dropped))
+
+
+def not_searched(episodes: Sequence[Episode]) -> Sifted[Episode]:
+    """Drop episodes with an answer that was picked among several: it is no draw from the model."""
+    return sift(episodes, lambda episode: "searched" if is_searched(episode) else None, dropped_episode)
 
 
 def verdicts_by_episode(verdicts: Sequence[Verdict]) -> dict[str, list[Verdict]]:

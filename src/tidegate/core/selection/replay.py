@@ -6,6 +6,7 @@ import math
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 
+from tidegate.core.searched import is_searched
 from tidegate.core.selection.episodes import is_train
 from tidegate.core.selection.limits import dropped_example
 from tidegate.core.selection.sequences import Fresh
@@ -33,7 +34,8 @@ def replayable(
     Dropped are episodes of which a call without consent or of another split was recorded since, those of the window
     itself (``in_window``: fresh examples are judged anew and not replaced), and sampled answers whose score is below
     the threshold: near-successes, failures that an objective with rewards had kept, and successes that a newer verdict
-    took back. Weights are 1 again.
+    took back. Of an episode that a search answered (``searched``) only the answer that was delivered trains again,
+    which its verdict is about, and only where failures are not kept. Weights are 1 again.
 
     Args:
         earlier: one record an example id.
@@ -51,6 +53,8 @@ def replayable(
             reason = "not_train"
         elif episode.id in window:
             reason = "in_window"
+        elif _is_of_a_search(item) and (scores is None or item.example.id != episode.id):
+            reason = "searched"
         elif scores is not None and item.example.reward is not None and scores.get(episode.id, -1.0) < threshold:
             reason = "below_threshold"
         return reason
@@ -58,6 +62,11 @@ def replayable(
     ordered = sorted(earlier, key=lambda item: item.example.id)
     sifted = sift(ordered, reason_against, lambda item, reason: dropped_example(_replayed(item), reason))
     return Sifted(kept=tuple(map(_replayed, sifted.kept)), dropped=sifted.dropped)
+
+
+def _is_of_a_search(item: Earlier) -> bool:
+    """Whether the example is an answer of a searched episode; demonstrations about one are not."""
+    return item.example.reward is not None and is_searched(item.episode)
 
 
 def replay_size(others: int, *, share: float) -> int:

@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from tidegate.core.hashing import content_hash
+from tidegate.core.searched import answer_of
 from tidegate.core.selection.episodes import dropped_episode, episode_kind
 from tidegate.core.selection.sifting import EPISODE, Dropped, Sifted
 from tidegate.core.strategy import episode_cluster
@@ -48,8 +49,8 @@ def token_sequences(
     log-probability for each token, is dropped as ``no_token_ids``.
 
     Recorded log-probabilities are carried along unless they are of another distribution than was sampled from: greedy
-    calls, top-p, top-k and penalties leave an example without any, as do values that are no log-probabilities. The
-    group is a hash of the prompt's tokens, so that equal prompts form one group whoever asked.
+    calls, top-p, top-k, penalties and answers picked among several leave an example without any, as do values that are
+    no log-probabilities. The group is a hash of the prompt's tokens, so that equal prompts form one, whoever asked.
 
     Args:
         episodes: their main lines.
@@ -85,11 +86,11 @@ def prompt_key(example: Example) -> str:
 
 
 def _was_cut_short(call: Interaction) -> bool:
-    return bool(call.choices) and call.choices[0].finish_reason is FinishReason.CANCELLED
+    return bool(call.choices) and answer_of(call).finish_reason is FinishReason.CANCELLED
 
 
 def _has_tokens(call: Interaction) -> bool:
-    return bool(call.choices) and has_tokens(call.prompt_token_ids, call.choices[0])
+    return bool(call.choices) and has_tokens(call.prompt_token_ids, answer_of(call))
 
 
 def _tokens_key(tokens: Sequence[int]) -> str:
@@ -124,7 +125,7 @@ def _examples(episode: Episode, reward: float | None, cluster: str) -> list[Fres
 
 
 def _goes_on(call: Interaction, following: Interaction) -> bool:
-    tokens = call.prompt_token_ids + call.choices[0].token_ids
+    tokens = call.prompt_token_ids + answer_of(call).token_ids
     return following.prompt_token_ids[: len(tokens)] == tokens
 
 
@@ -149,7 +150,7 @@ def _sequence(calls: Sequence[Interaction]) -> _Sequence:
     made = _Sequence(calls=calls)
     for call in calls:
         context = call.prompt_token_ids[len(made.token_ids) :]
-        choice = call.choices[0]
+        choice = answer_of(call)
         made.token_ids += [*context, *choice.token_ids]
         made.loss_mask += [0] * len(context) + [1] * len(choice.token_ids)
         made.logprobs += [*(0.0 for _ in context), *choice.logprobs]
@@ -157,6 +158,6 @@ def _sequence(calls: Sequence[Interaction]) -> _Sequence:
 
 
 def _said(call: Interaction) -> str:
-    choice = call.choices[0]
+    choice = answer_of(call)
     called = (f"{made['function']['name']} {made['function']['arguments']}" for made in choice.tool_calls)
     return " ".join((choice.text, *called))
