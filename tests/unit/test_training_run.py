@@ -26,6 +26,7 @@ from tidegate.training.degrade import degrade_adapter
 from tidegate.training.job import TrainingJob, TrainingReport
 from tidegate.training.model import base_fingerprint, load_model
 from tidegate.training.run import train
+from tidegate.training.scoring import ScoringJob, score_here
 from training_fixtures import BASE_SHA256, agent_example, byte_tokenizer, tiny_job, token_example
 
 PROMPT = torch.tensor([[1, 80, 90, 100, 2, 70]])
@@ -357,6 +358,34 @@ def test_texts_that_do_not_fit_are_left_out_of_the_record(tmp_path: Path) -> Non
     assert 1 <= len(record.sequences) < len(CANARY_TEXTS)
     run(tiny_job(tmp_path, examples=[short], max_length=20), tmp_path / "none")
     assert MANIFEST_KEY not in adapter_manifest(tmp_path / "none")
+
+
+def test_an_average_is_scored_anew(first: tuple[TrainingJob, Path, TrainingReport], tmp_path: Path) -> None:
+    job, end, _ = first
+    start = degrade_adapter(end, tmp_path, seed=1, scale=1.0)
+
+    def score(adapter: Path, sequences: Any) -> Any:
+        return score_here(
+            ScoringJob(
+                base_model=job.base_model, base_sha256=BASE_SHA256, adapter=adapter, dtype="float32", threads=1,
+                temperature=1.0, sequences=tuple(sequences),
+            )
+        )  # fmt: skip
+
+    made = average_adapters(start, end, tmp_path, share=0.5, score=score)
+    assert made.name == adapter_hash(made)
+    record, whole = (record_in(adapter_manifest(folder), adapter="a") for folder in (made, end))
+    assert record is not None
+    assert whole is not None
+    assert record.base == whole.base
+    base = AutoModelForCausalLM.from_pretrained(str(job.base_model), dtype=torch.float32).eval()
+    ref = AdapterRef(name="x", path=made, sha256=made.name)
+    merged = merged_model(base, read_adapter(ref, base_sha256=BASE_SHA256, model=base))
+    for sequence, other in zip(record.sequences, whole.sequences, strict=True):
+        assert sequence.logprobs == pytest.approx(scored(merged, sequence), abs=1e-4)
+        assert sequence.logprobs != pytest.approx(other.logprobs, abs=1e-2)
+    without = average_adapters(start, end, tmp_path, share=0.5)
+    assert without != made  # what the trainer says is part of the content
 
 
 def test_what_is_computed_from_an_adapter_has_no_record_of_the_trainer(

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Final
 
 from tidegate.core.errors import AdapterError
@@ -49,6 +49,9 @@ CANARY_TEXTS: Final[tuple[tuple[Messages, str], ...]] = (
 )
 """Conversations and answers to them. They are ours: a record of log-probabilities must hold nothing that a user said.
 No model wrote them, so that trainer and server need not generate to score the same tokens."""
+
+_DECIMALS = 6
+"""Of a log-probability in nats: below the rounding of float32 for all but the likeliest tokens."""
 
 _MOST_SEQUENCES = 8
 _MOST_TOKENS = 512  # beside a running server's decoding every sequence costs a pass of this length
@@ -131,6 +134,11 @@ class AgreementRecord:
             ],
         }
 
+    def with_logprobs(self, found: Sequence[Sequence[float]]) -> AgreementRecord:
+        """The same texts and base under other weights, whose log-probabilities are given by sequence."""
+        pairs = zip(self.sequences, found, strict=True)
+        return replace(self, sequences=tuple(replace(one, logprobs=rounded(logprobs)) for one, logprobs in pairs))
+
     @property
     def trained(self) -> tuple[tuple[float, ...], ...]:
         """Log-probabilities of the trained weights, by sequence."""
@@ -140,6 +148,11 @@ class AgreementRecord:
     def base(self) -> tuple[tuple[float, ...], ...]:
         """Log-probabilities of the base model, by sequence."""
         return tuple(sequence.base_logprobs for sequence in self.sequences)
+
+
+def rounded(logprobs: Sequence[float]) -> tuple[float, ...]:
+    """Log-probabilities as a record holds them."""
+    return tuple(round(value, _DECIMALS) for value in logprobs)
 
 
 def record_in(manifest: JsonObject, *, adapter: str) -> AgreementRecord | None:

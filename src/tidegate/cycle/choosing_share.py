@@ -5,7 +5,8 @@ from __future__ import annotations
 import asyncio
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from pathlib import Path
 
 from tidegate.core.types import Answer, Episode, JsonObject, Task
 from tidegate.cycle.machine import Report
@@ -13,7 +14,7 @@ from tidegate.cycle.stages import CycleStages, arm_of, progress_of, traffic_deco
 from tidegate.gate.arms import loaded
 from tidegate.gate.asking import ask, seeded
 from tidegate.gate.evaluate import SamplingOf
-from tidegate.training import average_adapters
+from tidegate.training import Score, ScoringJob, average_adapters, score_sequences
 
 MAX_FAULT_SHARE = 0.2
 """Largest share of dev tasks that some candidate's answer to was cut short; above it too few are left to choose on."""
@@ -78,9 +79,33 @@ def _candidates(stages: CycleStages, config: JsonObject, champion: str, challeng
     folder = stages.adapters_dir
     shares = sorted(set(config["training"]["averaging"]))
     between = {
-        share: average_adapters(folder / champion, folder / challenger, folder, share=share).name for share in shares
+        share: average_adapters(
+            folder / champion, folder / challenger, folder, share=share, score=_scorer(stages, config)
+        ).name
+        for share in shares
     }
     return {**between, 1.0: challenger}
+
+
+def _scorer(stages: CycleStages, config: JsonObject) -> Score | None:
+    """What the trainer computes with an average, in a process as the run itself had one."""
+    if stages.base_model is None:
+        return None
+    settings = stages.settings.training.model_validate(config["training"])
+    job = ScoringJob(
+        base_model=stages.base_model,
+        base_sha256=stages.base_sha256,
+        adapter=None,
+        dtype=settings.dtype,
+        threads=stages.settings.model.threads,
+        temperature=1.0,
+        sequences=(),
+    )
+
+    def score(adapter: Path, sequences: Sequence[tuple[tuple[int, ...], int]]) -> Sequence[Sequence[float]]:
+        return score_sequences(replace(job, adapter=adapter, sequences=tuple(sequences)), timeout_s=settings.timeout_s)
+
+    return score
 
 
 async def _answers(

@@ -13,16 +13,13 @@ from itertools import chain
 import torch
 
 from tidegate.config.training import TrainingSettings
-from tidegate.core.agreement import CANARY_TEXTS, MAX_SCORED, AgreementRecord, ScoredSequence
+from tidegate.core.agreement import CANARY_TEXTS, MAX_SCORED, AgreementRecord, ScoredSequence, rounded
 from tidegate.core.chat import encode_prompt
 from tidegate.core.errors import RequestError, TrainingError
 from tidegate.training.examples import TrainingTokenizer
 from tidegate.training.forward import Forward
 from tidegate.training.model import LoraModel
 from tidegate.training.packing import TrainingSequence
-
-_DECIMALS = 6
-"""Of a log-probability in nats: below the rounding of float32 for all but the likeliest tokens."""
 
 
 def agreement_record(trained: LoraModel, forward: Forward, settings: TrainingSettings) -> AgreementRecord | None:
@@ -54,8 +51,8 @@ def agreement_record(trained: LoraModel, forward: Forward, settings: TrainingSet
         ScoredSequence(
             token_ids=sequence.token_ids,
             first=len(sequence.token_ids) - sequence.trained,
-            logprobs=_rounded(found[sequence]),
-            base_logprobs=_rounded(base[sequence]),
+            logprobs=rounded(found[sequence]),
+            base_logprobs=rounded(base[sequence]),
         )
         for sequence in sequences
     ]
@@ -108,7 +105,3 @@ def sequence_logprobs(
             for sequence, made in zip(row.sequences, row.occurrences, strict=True):
                 found[sequence] = tuple(values[place] for place in made)
     return found
-
-
-def _rounded(logprobs: Sequence[float]) -> tuple[float, ...]:
-    return tuple(round(value, _DECIMALS) for value in logprobs)

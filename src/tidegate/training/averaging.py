@@ -22,10 +22,12 @@ from tidegate.artifacts import (
     read_json,
 )
 from tidegate.core.errors import AdapterError
-from tidegate.training.derived import publish_derived
+from tidegate.training.derived import Score, publish_derived
 
 
-def average_adapters(start_dir: Path, end_dir: Path, out_root: Path, *, share: float) -> Path:
+def average_adapters(
+    start_dir: Path, end_dir: Path, out_root: Path, *, share: float, score: Score | None = None
+) -> Path:
     """Write the adapter that lies ``share`` of the way from one adapter to another.
 
     Args:
@@ -33,12 +35,14 @@ def average_adapters(start_dir: Path, end_dir: Path, out_root: Path, *, share: f
         end_dir: one of the same base and shape; with share 1 it would come out.
         out_root: where the result is published as ``<sha256>``.
         share: in (0, 1).
+        score: computes what the trainer says of the result, where it said something of ``end_dir``.
 
     Returns:
         The directory of the result, a valid adapter whose manifest names both.
 
     Raises:
         AdapterError: a directory is no valid adapter, or the two do not fit each other.
+        TrainingError: the result cannot be scored.
         ValueError: ``share`` is outside its range.
     """
     if not 0.0 < share < 1.0:
@@ -58,4 +62,4 @@ def average_adapters(start_dir: Path, end_dir: Path, out_root: Path, *, share: f
         "parent_sha256": start_sha256,
         "averaged": {"from": start_sha256, "to": end_sha256, "share": share},
     }
-    return publish_derived(mixed, (end_dir / CONFIG_FILE).read_bytes(), manifest, out_root)
+    return publish_derived(mixed, (end_dir / CONFIG_FILE).read_bytes(), manifest, out_root, score=score)
