@@ -239,6 +239,20 @@ async def test_verifiers_that_hang_for_good_end_verifying_and_not_answering() ->
         judges.hangs.set()
 
 
+async def test_a_search_that_fails_is_an_error_and_what_was_sampled_is_recorded(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def broken(choices: Any) -> Any:
+        raise ZeroDivisionError(choices)
+
+    monkeypatch.setattr("tidegate.gateway.searching.pick_majority", broken)
+    async with search_world() as world:
+        status, _, body = await world.post(ask("2+2?"), **MAJORITY)
+        assert (status, body["error"]["code"]) == (502, "engine_failed")
+        assert [one.text for one in world.only_record.choices] == list(ANSWERS)
+        assert not any(one.delivered for one in world.only_record.choices)
+
+
 async def test_a_later_call_of_an_episode_is_judged_as_what_its_first_one_declared() -> None:
     judges = Judges()
     turns = [

@@ -27,6 +27,7 @@ from tidegate.ports import Engine
 from tidegate.release import CHAMPION
 from tidegate.training.scoring import ScoringJob, score_here, score_sequences
 from training_fixtures import trained_adapter
+from upstream_server import running_upstream
 
 RELEASE = "m-r1-trained"
 
@@ -140,6 +141,21 @@ async def test_two_distributions_are_found(
     assert not report["agrees"]
     assert {name for name, gap in report["pairs"].items() if gap["mean"] > 1e-3} == beyond
     assert says in report["meaning"]
+
+
+async def test_a_vllm_server_with_other_base_weights_is_found(settings: Settings) -> None:
+    """What it says while it samples and of what it sampled agrees; the trainer has other weights."""
+    async with running_upstream(vllm=True) as server:
+        remote = EngineSettings(kind="vllm", url=server.url, model=server.model)
+        report = await check_engine(
+            settings.model_copy(update={"engine": remote}), release_id=None, samples=3, temperature=1.0,
+            say=lambda _: None, score=score_here,
+        )  # fmt: skip
+        assert server.adapters == {}
+        assert {name.startswith("check-") for _, name in server.changes} == {True}
+    assert (report["engine"], report["agrees"]) == ("vllm", False)
+    assert report["pairs"]["sampled_rescored"]["max"] < 1e-3
+    assert report["pairs"]["rescored_trainer"]["mean"] > 0.5
 
 
 async def test_what_is_not_of_the_distribution_sampled_from_is_not_compared(settings: Settings) -> None:

@@ -197,6 +197,8 @@ def test_calls_vote_by_name_and_arguments_whatever_their_order() -> None:
     assert votes[0] == votes[1]
     assert len({*votes, vote_of(calling('{"a": 1}', name="g"))}) == 4
     assert vote_of(calling("{}", invalid_tool_call=True)) is None
+    halves = [replace(calling("{}"), text="half \ud83d"), calling('{"a": "\\ud83d"}')]
+    assert len({vote_of(choice) for choice in halves}) == 2
 
 
 def test_a_verifier_judges_one_transcript_now() -> None:

@@ -48,7 +48,7 @@ def vote_of(choice: Choice) -> str | None:
     if choice.invalid_tool_call or not (text or choice.tool_calls):
         return None
     calls = [[call["function"]["name"], _arguments(call["function"]["arguments"])] for call in choice.tool_calls]
-    return content_hash([calls, text])
+    return canonical_json([calls, text])  # no hash: half a surrogate pair has no bytes
 
 
 def _arguments(text: str) -> object:

@@ -125,7 +125,8 @@ class ChatEndpoint:
                 taker = delivery if call.plan is None else held
                 await guard.run(self._sample(call, interaction_id, routed, fold, taker))
                 if call.plan is not None:
-                    picked = await guard.run(self._searcher.pick(call.plan, fold.choices()))
+                    with boundary("the search", EngineError):
+                        picked = await guard.run(self._searcher.pick(call.plan, fold.choices()))
         except (TidegateError, ClientGoneError) as error:
             failure = error
         except asyncio.CancelledError:
