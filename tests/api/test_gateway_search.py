@@ -248,7 +248,7 @@ async def test_a_search_that_fails_is_an_error_and_what_was_sampled_is_recorded(
     monkeypatch.setattr("tidegate.gateway.searching.pick_majority", broken)
     async with search_world() as world:
         status, _, body = await world.post(ask("2+2?"), **MAJORITY)
-        assert (status, body["error"]["code"]) == (502, "engine_failed")
+        assert (status, body["error"]["code"]) == (500, "internal_error")
         assert [one.text for one in world.only_record.choices] == list(ANSWERS)
         assert not any(one.delivered for one in world.only_record.choices)
 

@@ -125,7 +125,7 @@ class ChatEndpoint:
                 taker = delivery if call.plan is None else held
                 await guard.run(self._sample(call, interaction_id, routed, fold, taker))
                 if call.plan is not None:
-                    with boundary("the search", EngineError):
+                    with boundary("the search", TidegateError):  # no fault of the release that answered
                         picked = await guard.run(self._searcher.pick(call.plan, fold.choices()))
         except (TidegateError, ClientGoneError) as error:
             failure = error
