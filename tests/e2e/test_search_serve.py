@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import aiohttp
 from openai import AsyncOpenAI
 
 from engine_fixtures import write_tiny_model
@@ -47,6 +48,9 @@ async def test_a_search_is_served_recorded_and_read_back(tmp_path: Path) -> None
             extra_headers={"x-tidegate-search": "majority-of-2"},
         )
         streamed = "".join([chunk.choices[0].delta.content or "" async for chunk in stream])
+        async with aiohttp.ClientSession() as session, session.get(f"{address.url}/metrics") as response:
+            metrics = await response.text()
+    assert 'tidegate_search_choices_total{result="failed"} 3.0' in metrics  # the verifier was asked, and said no
     assert (raw.headers["x-tidegate-search-choice"], raw.headers["x-tidegate-search-support"]) == ("0", "0")
     with open_stores(DataDirectory.of(settings)) as stores:
         found = {
