@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors import safe_open
 from safetensors.torch import save_file
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
@@ -106,6 +107,16 @@ def lora_tensors(seed: int, *, size: float = 0.3, layers: int = 2) -> dict[str, 
     return lora_for(shapes, ["q_proj", "v_proj", "down_proj"], seed=seed, size=size)
 
 
+def lora_fitting(model_dir: Path, *, seed: int) -> dict[str, torch.Tensor]:
+    """Random A and B for a model that may be wider than the tiny one."""
+    config = json.loads((model_dir / "config.json").read_text())
+    if config["hidden_size"] == HIDDEN:
+        return lora_tensors(seed)
+    with safe_open(model_dir / "model.safetensors", framework="pt") as weights:
+        shapes = {name: tuple(weights.get_slice(name).get_shape()) for name in weights.keys()}  # noqa: SIM118
+    return lora_for(shapes, ["q_proj", "v_proj", "down_proj"], seed=seed, size=0.3)
+
+
 def lora_for(
     shapes: Mapping[str, tuple[int, ...]], targets: Sequence[str], *, seed: int, size: float
 ) -> dict[str, torch.Tensor]:
@@ -132,7 +143,7 @@ def write_adapter(
 ) -> AdapterRef:
     """An adapter directory as training publishes it, and its reference."""
     folder.mkdir(parents=True)
-    save_file(dict(tensors or lora_tensors(seed)), folder / WEIGHTS_FILE)
+    save_file(dict(tensors or lora_fitting(model_dir, seed=seed)), folder / WEIGHTS_FILE)
     fields: dict[str, Any] = {
         "peft_type": "LORA",
         "r": RANK,

@@ -180,7 +180,7 @@ class LoopWorld:
         self.settings = load_settings(self.config)
 
     @contextmanager
-    def serving(self, *arguments: str) -> Generator[str]:
+    def serving(self, *arguments: str, within_s: float = 120.0) -> Generator[str]:
         """A running server; yields its URL."""
         log = self.root / "serve.log"
         with log.open("ab") as output:
@@ -190,13 +190,13 @@ class LoopWorld:
                 stderr=output,
             )
         try:
-            yield self._ready(process, log)
+            yield self._ready(process, log, within_s)
         finally:
             process.send_signal(signal.SIGINT)
             process.wait(timeout=60)
 
-    def _ready(self, process: subprocess.Popen[bytes], log: Path) -> str:
-        deadline = time.monotonic() + 120
+    def _ready(self, process: subprocess.Popen[bytes], log: Path, within_s: float) -> str:
+        deadline = time.monotonic() + within_s
         while time.monotonic() < deadline and process.poll() is None:
             address = None
             with suppress(ConflictError):  # it is starting

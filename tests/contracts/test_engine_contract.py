@@ -1,11 +1,11 @@
 """What every engine promises: in this process, over vLLM's and SGLang's dialects, over several such servers, and, where
-it applies, over plain OpenAI's.
+it applies, over plain OpenAI's. ``make test-vllm`` runs it over a real vLLM too.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, Callable
+from collections.abc import AsyncGenerator, Callable, Generator
 from contextlib import AsyncExitStack, aclosing
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -14,6 +14,7 @@ import pytest
 
 from engine_fixtures import answer, call, running, write_adapter, write_tiny_model
 from gateway_world import until
+from real_vllm import RealVllm, running_vllm
 from replica_world import vllm_replicas
 from tidegate.core.errors import AdapterError, EngineError, RequestError
 from tidegate.core.generation import collect
@@ -47,7 +48,18 @@ def model_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return write_tiny_model(tmp_path_factory.mktemp("contract") / "model")
 
 
-@pytest.fixture(params=["embedded", "vllm", "sglang", "sglang-parsing", "replicas", "openai"])
+@pytest.fixture(scope="module")
+def vllm_process(tmp_path_factory: pytest.TempPathFactory) -> Generator[RealVllm]:
+    with running_vllm(tmp_path_factory.mktemp("vllm"), max_context=CONTEXT) as running:
+        yield running
+
+
+@pytest.fixture(
+    params=[
+        "embedded", "vllm", "sglang", "sglang-parsing", "replicas", "openai",
+        pytest.param("real vllm", marks=pytest.mark.vllm),
+    ]
+)  # fmt: skip
 async def kit(request: pytest.FixtureRequest, model_dir: Path) -> AsyncGenerator[Kit]:
     async with AsyncExitStack() as stack:
         if request.param == "embedded":
@@ -70,6 +82,11 @@ async def kit(request: pytest.FixtureRequest, model_dir: Path) -> AsyncGenerator
                 several, request.param, model_dir, hold_all, lambda: sum(one.cancelled for one in servers) == 1,
                 let_all_go,
             )  # fmt: skip
+            return
+        if request.param == "real vllm":
+            real = request.getfixturevalue("vllm_process")
+            engine = await stack.enter_async_context(real.engine())
+            yield Kit(engine, request.param, real.model_dir, lambda: None, lambda: True, lambda: None)
             return
         base = base_hash(model_dir)
         opened = {

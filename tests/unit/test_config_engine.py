@@ -90,7 +90,6 @@ def test_a_password_in_an_address_is_not_repeated(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("engine", "said"),
     [
-        ({"kind": "vllm"}, "kind = 'vllm' and urls is missing"),
         ({"kind": "openai"}, "kind = 'openai' and urls is missing"),
         *(
             (
@@ -111,11 +110,34 @@ def test_a_password_in_an_address_is_not_repeated(tmp_path: Path) -> None:
         ({"kind": "vllm", "urls": ["http://a/v1", "http://b", "http://A"]}, "'a'.* are named more than once"),
         ({"kind": "vllm", "urls": ["http://a", "b:1"]}, "only http:// and https:// addresses"),
         ({"kind": "vllm", "urls": "http://a"}, "valid tuple"),
+        *(
+            ({"kind": "vllm", "urls": ["http://host"], name: value}, f"{name} = .* has no effect with urls")
+            for name, value in (
+                ("replicas", 2),
+                ("python", "/p"),
+                ("arguments", ["--x"]),
+                ("start_timeout_s", 1.0),
+                ("max_restarts", 0),
+            )
+        ),
+        ({"kind": "openai", "urls": ["http://host"], "replicas": 2}, "replicas = 2 has no effect on kind = 'openai'"),
+        ({"kind": "embedded", "replicas": 2}, "replicas = 2 has no effect on kind = 'embedded'"),
+        *(
+            ({"kind": "vllm", "arguments": [argument]}, f"'{argument}' is set by Tidegate")
+            for argument in ("--port", "--host=0.0.0.0", "--api_key=x", "--ssl-keyfile", "--uds", "--served-model-name")
+        ),
     ],
 )
 def test_settings_that_contradict_themselves_are_refused(engine: dict[str, object], said: str) -> None:
     with pytest.raises(ConfigError, match=said):
         load_settings(None, {"engine": engine})
+
+
+def test_a_vllm_without_an_address_is_started_by_us() -> None:
+    engine = load_settings(None, {"engine": {"kind": "vllm", "arguments": ["--max-loras", "2"]}}).engine
+    assert (engine.supervised, engine.arguments) == (True, ("--max-loras", "2"))
+    assert not EngineSettings(kind="vllm", urls=("http://host",)).supervised
+    assert not EngineSettings().supervised
 
 
 async def test_a_key_comes_from_the_variable_that_the_settings_name(monkeypatch: pytest.MonkeyPatch) -> None:

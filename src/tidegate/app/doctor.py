@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import importlib.util
+import os
 import platform
 import shutil
 import socket
+import sys
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,10 +19,12 @@ from tidegate.app.gates import build_policy, check_keys, gate_self_test, verify_
 from tidegate.app.layout import DataDirectory
 from tidegate.app.splits import user_splitter
 from tidegate.app.stores import has_database, open_stores, reader_of_sealed
+from tidegate.app.supervision import vllm_options, vllm_python
 from tidegate.config import Settings
 from tidegate.core.errors import ConfigError, ConflictError, TidegateError
 from tidegate.engines.known_models import KNOWN_MODELS
 from tidegate.engines.model_cache import cache_root, check_model_directory
+from tidegate.engines.supervised import visible_gpus, vllm_plans
 
 _MIN_FREE_BYTES = 2 << 30  # one converted model, its download and a few adapters
 
@@ -77,6 +81,8 @@ def _answering(settings: Settings) -> Iterator[Finding]:
         yield _finding(check, lambda url=url: asyncio.run(upstream_state(settings, url)))
     if len(urls) > 1:
         yield _finding("upstreams", lambda: asyncio.run(upstreams_agree(settings)))
+    if settings.engine.supervised:
+        yield _finding("engine", lambda: _vllm(settings))
 
 
 def _server(settings: Settings, directory: DataDirectory) -> list[Finding]:
@@ -120,6 +126,24 @@ def _model(settings: Settings) -> str:
     if spec in KNOWN_MODELS:
         return f"{spec!r} is fetched and checked at the first start, then kept in {str(cache_root())!r}"
     return f"{spec!r} is a hub name; it is fetched at the first start"
+
+
+def _vllm(settings: Settings) -> str:
+    """Whether a vLLM could be started here as the settings want it."""
+    if sys.platform != "linux":
+        raise ConfigError(f"Tidegate starts vLLM on Linux, this is {sys.platform!r}; start it and set engine.urls")
+    python, origin = vllm_python(settings)
+    gpus = visible_gpus(os.environ)
+    vllm_plans(
+        vllm_options(settings, python, Path()),
+        prefix="vllm",
+        replicas=settings.engine.replicas,
+        gpus=gpus,
+        environment={},
+    )
+    return (
+        f"{origin}, {settings.engine.replicas} of them on {f'NVIDIA devices {list(gpus)}' if gpus else 'the processor'}"
+    )
 
 
 def _databases(directory: DataDirectory) -> str:

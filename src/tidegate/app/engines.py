@@ -5,9 +5,9 @@ from __future__ import annotations
 import asyncio
 import os
 import re
-from collections.abc import AsyncGenerator, Callable
+from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -29,6 +29,17 @@ class Base:
 
     sha256: str
     directory: Path | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Member:
+    """A server behind the engine: its name in records, and how it is reached; ``socket`` instead of the url's host."""
+
+    name: str
+    url: str
+    key: str | None = field(default=None, repr=False)
+    socket: Path | None = None
+    why_down: Callable[[], str | None] = lambda: None
 
 
 def model_name(settings: Settings) -> str:
@@ -68,6 +79,10 @@ async def with_upstream_model(settings: Settings) -> Settings:
 
     if settings.engine.model is not None:
         return settings
+    if settings.engine.supervised:
+        return settings.model_copy(
+            update={"engine": settings.engine.model_copy(update={"model": model_name(settings)})}
+        )
     names: dict[str, str] = {}
     failures: list[EngineError] = []
     async with opened_upstreams(settings) as upstreams:
@@ -122,8 +137,16 @@ async def opened_upstreams(settings: Settings) -> AsyncGenerator[tuple[Upstream,
     Raises:
         ConfigError: they name none, or the variable with their key is empty.
     """
-    from tidegate.engines.remote import Upstream  # noqa: PLC0415 - see above
+    async with _opened(settings, members_by_address(settings)) as upstreams:
+        yield upstreams
 
+
+def members_by_address(settings: Settings) -> tuple[Member, ...]:
+    """The servers that the settings name.
+
+    Raises:
+        ConfigError: they name none, or the variable with their key is empty.
+    """
     engine = settings.engine
     if not engine.urls:
         raise ConfigError(f"engine.kind is {engine.kind!r} and engine.urls is missing; set it to ['http://HOST:PORT']")
@@ -134,11 +157,22 @@ async def opened_upstreams(settings: Settings) -> AsyncGenerator[tuple[Upstream,
         )
     if key is not None and not (key.isascii() and key.isprintable()):
         raise ConfigError(f"the variable {engine.api_key_env!r} holds no key: printable ASCII is accepted")
+    return tuple(Member(name=place_of(url), url=url, key=key) for url in engine.urls)
+
+
+@asynccontextmanager
+async def _opened(settings: Settings, members: Sequence[Member]) -> AsyncGenerator[tuple[Upstream, ...]]:
+    from tidegate.engines.remote import Upstream  # noqa: PLC0415 - see above
+
     async with AsyncExitStack() as stack:
         upstreams: list[Upstream] = []
-        for url in engine.urls:
+        for member in members:
             upstream = Upstream(
-                url, key=key, connect_timeout_s=engine.connect_timeout_s, read_timeout_s=engine.read_timeout_s
+                member.url,
+                key=member.key,
+                socket=member.socket,
+                connect_timeout_s=settings.engine.connect_timeout_s,
+                read_timeout_s=settings.engine.read_timeout_s,
             )
             stack.push_async_callback(upstream.close)
             upstreams.append(upstream)
@@ -146,42 +180,64 @@ async def opened_upstreams(settings: Settings) -> AsyncGenerator[tuple[Upstream,
 
 
 @asynccontextmanager
-async def open_engine(settings: Settings, base: Base, *, replica: str) -> AsyncGenerator[Engine]:
+async def open_engine(
+    settings: Settings, base: Base, *, replica: str, members: Sequence[Member] | None = None
+) -> AsyncGenerator[Engine]:
     """The engine that the settings ask for, for the length of a block.
 
     Args:
         settings: with the name of the upstream's model.
         base: the base model.
-        replica: name of an engine in this process; a server is named by its address.
+        replica: name of an engine in this process; a server is named by its address or by whoever starts it.
+        members: servers that run already; None looks them up, or starts them for the length of the block.
     """
     if base.directory is not None and settings.engine.kind == "embedded":
         async with embedded_engine(settings, base.directory, replica=replica) as engine:
             yield engine
         return
-    async with opened_upstreams(settings) as upstreams:
-        members = [_remote_engine(settings, base, upstream) for upstream in upstreams]
-        if settings.engine.kind == "openai" and len(members) == 1:
-            yield members[0]  # it has nothing to lose and nobody to stand in
+    async with AsyncExitStack() as stack:
+        if members is None:
+            members = await stack.enter_async_context(_members(settings, base, replica=replica))
+        upstreams = await stack.enter_async_context(_opened(settings, members))
+        engines = [_remote_engine(settings, base, *pair) for pair in zip(members, upstreams, strict=True)]
+        if settings.engine.kind == "openai" and len(engines) == 1:
+            yield engines[0]  # it has nothing to lose and nobody to stand in
             return
         from tidegate.engines.replicas import ReplicaSet  # noqa: PLC0415 - see above
 
-        async with ReplicaSet(members, probe_prompts=PROBE_PROMPTS, limits=_replica_limits(settings)) as replicas:
-            yield replicas
+        replicas = ReplicaSet(engines, probe_prompts=PROBE_PROMPTS, limits=_replica_limits(settings))
+        yield await stack.enter_async_context(replicas)
 
 
-def _remote_engine(settings: Settings, base: Base, upstream: Upstream) -> Engine:
+@asynccontextmanager
+async def _members(settings: Settings, base: Base, *, replica: str) -> AsyncGenerator[Sequence[Member]]:
+    if not settings.engine.supervised:
+        yield members_by_address(settings)
+        return
+    from tidegate.app.supervision import borrowed_or_started  # noqa: PLC0415 - see above
+
+    async with borrowed_or_started(settings, base.directory, prefix=replica) as members:
+        yield members
+
+
+def _remote_engine(settings: Settings, base: Base, member: Member, upstream: Upstream) -> Engine:
     from tidegate.engines.remote import OpenAIEngine, SglangEngine, VllmEngine  # noqa: PLC0415 - see above
 
-    model, replica = str(settings.engine.model), place_of(upstream.url)
+    model = str(settings.engine.model)
     if settings.engine.kind == "openai":
-        return OpenAIEngine(upstream, model=model, replica=replica)
-    dialect = SglangEngine if settings.engine.kind == "sglang" else VllmEngine
-    return dialect(
+        return OpenAIEngine(upstream, model=model, replica=member.name)
+    raw_logprobs = settings.engine.raw_logprobs
+    if settings.engine.kind == "sglang":
+        return SglangEngine(
+            upstream, model=model, base_sha256=base.sha256, replica=member.name, raw_logprobs=raw_logprobs
+        )
+    return VllmEngine(
         upstream,
         model=model,
         base_sha256=base.sha256,
-        replica=replica,
-        raw_logprobs=settings.engine.raw_logprobs,
+        replica=member.name,
+        raw_logprobs=raw_logprobs,
+        why_down=member.why_down,
     )
 
 

@@ -7,7 +7,7 @@ import fcntl
 import json
 import os
 import secrets
-from collections.abc import Generator
+from collections.abc import Generator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -77,6 +77,11 @@ class DataDirectory:
         return self.root / "statements"
 
     @property
+    def engines(self) -> Path:
+        """Logs and locks of servers that Tidegate starts."""
+        return self.root / "engines"
+
+    @property
     def gate_key(self) -> Path:
         """Private key that signs the gate's certificates."""
         return self.root / "keys" / "gate.pem"
@@ -130,6 +135,26 @@ class DataDirectory:
         """Forget the announced server."""
         (self.root / "server.json").unlink(missing_ok=True)
 
+    def announce_engines(self, sockets: Mapping[str, str]) -> None:
+        """Tell other processes of this user where the servers listen that the server started, by their names."""
+        write_atomically(self._engines, json.dumps(dict(sockets)).encode())
+
+    def announced_engines(self) -> dict[str, str]:
+        """What the running server announced; empty where it has started none."""
+        try:
+            found = json.loads(self._engines.read_text(encoding="utf-8"))
+            return {str(name): str(socket) for name, socket in found.items()}
+        except (OSError, ValueError, AttributeError):
+            return {}
+
+    def withdraw_engines(self) -> None:
+        """Forget them."""
+        self._engines.unlink(missing_ok=True)
+
+    @property
+    def _engines(self) -> Path:
+        return self.engines / "sockets.json"
+
     @contextlib.contextmanager
     def served_alone(self) -> Generator[None]:
         """Hold the lock of the one server of this directory; it goes with the process, however that ends.
@@ -149,6 +174,7 @@ class DataDirectory:
                 if self._is_served():  # else it was somebody's probe, which lasts an instant
                     raise ConflictError(self._told_taken())
             self.withdraw_server()  # what a server that was killed left
+            self.withdraw_engines()
             yield
         finally:
             os.close(handle)

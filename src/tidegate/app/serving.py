@@ -17,7 +17,7 @@ from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from functools import partial
 
-from tidegate.app.engines import base_of, model_name, open_engine, other_names, with_upstream_model
+from tidegate.app.engines import Base, base_of, model_name, open_engine, other_names, with_upstream_model
 from tidegate.app.gates import gate_self_test
 from tidegate.app.layout import DataDirectory, ServerAddress
 from tidegate.app.publishing import build_live_gate, build_publisher
@@ -78,9 +78,7 @@ async def running(settings: Settings, *, say: Callable[[str], None]) -> AsyncGen
         if reader is not None:
             _log.warning("%s", reader)
         gate_self_test(settings)
-        place = f"at {', '.join(settings.engine.urls)}" if settings.engine.urls else "in this process"
-        say(f"model {model_name(settings)!r} {place}")
-        engine = await stack.enter_async_context(open_engine(settings, base, replica="embedded-0"))
+        engine = await stack.enter_async_context(_engine(settings, base, say=say))
         router = Router(
             model_name=model_name(settings),
             other_names=other_names(settings),
@@ -148,6 +146,23 @@ async def running(settings: Settings, *, say: Callable[[str], None]) -> AsyncGen
         ):
             stack.push_async_callback(_ended, asyncio.create_task(looking))
         yield address
+
+
+@asynccontextmanager
+async def _engine(settings: Settings, base: Base, *, say: Callable[[str], None]) -> AsyncGenerator[Engine]:
+    """What answers, servers of its own included."""
+    name = model_name(settings)
+    async with AsyncExitStack() as stack:
+        members = None
+        if settings.engine.supervised:
+            from tidegate.app.supervision import announced_servers  # noqa: PLC0415 - only where it is asked for
+
+            say(f"model {name!r} in vLLM, which is started now; that takes a minute or more")
+            members = await stack.enter_async_context(announced_servers(settings, base.directory, say=say))
+        else:
+            place = f"at {', '.join(settings.engine.urls)}" if settings.engine.urls else "in this process"
+            say(f"model {name!r} {place}")
+        yield await stack.enter_async_context(open_engine(settings, base, replica="embedded-0", members=members))
 
 
 async def _ended(task: asyncio.Task[None]) -> None:

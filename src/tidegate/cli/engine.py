@@ -1,7 +1,8 @@
-"""``engine check``: whether what serves and what trains compute the same."""
+"""``engine check``, ``install`` and ``list``: whether serving and training agree, and servers to serve with."""
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -48,3 +49,30 @@ def check(
             emit(report["meaning"], as_json=False)
     if not report["agrees"]:
         raise typer.Exit(1)
+
+
+@engine.command("install")
+def install(
+    name: Annotated[str, typer.Argument(help="Which: 'vllm'.")],
+    build: Annotated[
+        str, typer.Option("--build", help="'cpu', 'cuda', or 'auto': 'cuda' where there is an NVIDIA device.")
+    ] = "auto",
+    python: Annotated[
+        Path | None, typer.Option("--python", help="Interpreter to make the environment with; default: this one.")
+    ] = None,
+    as_json: Json = False,
+) -> None:
+    """Make an environment with a server, for engine.kind 'vllm' without urls; what is there already is left alone."""
+    from tidegate.app.installing import install_engine
+
+    with boundary():
+        emit(install_engine(name, build=build, python=python, say=say), as_json=as_json)
+
+
+@engine.command("list")
+def list_engines(as_json: Json = False) -> None:
+    """The servers that can be installed, and where they are."""
+    from tidegate.app.installing import known_engines
+
+    with boundary():
+        emit_table(("engine", "build", "version", "installed", "python"), known_engines(), as_json=as_json)

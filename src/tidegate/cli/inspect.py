@@ -7,7 +7,7 @@ from typing import Annotated, Any
 
 import typer
 
-from tidegate.cli.context import settings_of
+from tidegate.cli.context import EngineKind, Upstream, UpstreamModel, engine_options, settings_of
 from tidegate.cli.output import boundary, emit, emit_table
 from tidegate.cli.running import run_until_interrupted
 from tidegate.core.errors import RequestError
@@ -23,12 +23,21 @@ def register(app: typer.Typer) -> None:
     app.add_typer(config, name="config")
 
 
-def doctor(context: typer.Context, as_json: Json = False) -> None:
-    """Check the machine, the data directory, the keys and the gate; exit code 1 when something is wrong."""
+def doctor(
+    context: typer.Context,
+    engine: EngineKind = None,
+    upstream: Upstream = None,
+    upstream_model: UpstreamModel = None,
+    as_json: Json = False,
+) -> None:
+    """Check the machine, the engine, the data directory, the keys and the gate; exit code 1 when something is wrong.
+
+    The options are those that 'tidegate serve' is started with.
+    """
     from tidegate.app.doctor import examine
 
     with boundary():
-        findings = examine(settings_of(context))
+        findings = examine(settings_of(context, engine=engine_options(context, engine, upstream, upstream_model)))
         emit_table(("check", "state", "detail"), [(f.check, f.state, f.detail) for f in findings], as_json=as_json)
     if any(finding.state == "wrong" for finding in findings):
         raise typer.Exit(1)

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from tidegate.cli.context import settings_of
+from tidegate.cli.context import EngineKind, Upstream, UpstreamModel, engine_options, settings_of
 from tidegate.cli.output import boundary, emit, say
 from tidegate.cli.running import run_until_interrupted
 
@@ -15,13 +15,6 @@ Host = Annotated[str | None, typer.Option("--host", help="Address of the public 
 Port = Annotated[int | None, typer.Option("--port", help="Port of the public API; 0 picks a free one.")]
 AdminPort = Annotated[int | None, typer.Option("--admin-port", help="Port of the admin API on loopback.")]
 Model = Annotated[str | None, typer.Option("--model", help="Directory or hub name of a causal LM.")]
-Upstream = Annotated[
-    list[str] | None,
-    typer.Option("--upstream", help="Address of a server with OpenAI's API that answers instead; one a replica."),
-]
-UpstreamModel = Annotated[
-    str | None, typer.Option("--upstream-model", help="Name of the model there; default: the only one it lists.")
-]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 
 
@@ -51,25 +44,24 @@ def serve(
     port: Port = None,
     admin_port: AdminPort = None,
     model: Model = None,
+    engine: EngineKind = None,
     upstream: Upstream = None,
     upstream_model: UpstreamModel = None,
 ) -> None:
     """Serve the champion as an OpenAI-compatible API and record every interaction.
 
-    With --upstream the answers are those of a server that you run; engine.kind 'vllm' or 'sglang' in the settings adds
-    learning. Given several times, the servers are replicas: each serves the same model, and any of them answers.
+    With --upstream the answers are those of a server that you run, with --engine vllm alone those of a vLLM that
+    Tidegate runs; --engine vllm or sglang with --upstream URL is a server of yours that learns. Given several times,
+    the servers are replicas: each serves the same model, and any of them answers.
     """
     from tidegate.app.serving import serve as run_server
 
     with boundary():
-        engine = {"urls": upstream or None, "model": upstream_model}
-        if upstream and settings_of(context).engine.kind == "embedded":
-            engine["kind"] = "openai"
         settings = settings_of(
             context,
             server={"host": host, "port": port, "admin_port": admin_port},
             model={"path": model},
-            engine=engine,
+            engine=engine_options(context, engine, upstream, upstream_model),
         )
         run_until_interrupted(run_server(settings, say=say))
 

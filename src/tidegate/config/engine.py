@@ -1,8 +1,9 @@
-"""Which engine answers: one in this process, or servers outside it, by URL."""
+"""Which engine answers: one in this process, or servers outside it, by URL or started by us."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Annotated, Literal
 from urllib.parse import urlsplit
 
@@ -47,6 +48,8 @@ def _each_once(urls: tuple[str, ...]) -> tuple[str, ...]:
     return urls
 
 
+_STARTED_BY_US = ("replicas", "python", "arguments", "start_timeout_s", "max_restarts")
+"""Settings of servers that have no address because Tidegate starts them."""
 _READ_WITH: Mapping[str, tuple[str, ...]] = {
     "urls": ("vllm", "sglang", "openai"),
     "logprobs": ("vllm", "sglang"),
@@ -56,8 +59,32 @@ _READ_WITH: Mapping[str, tuple[str, ...]] = {
     "swap_timeout_s": ("vllm", "sglang"),
     "agreement_max_nats": ("embedded", "vllm", "sglang"),
     "agreement_mean_nats": ("embedded", "vllm", "sglang"),
+    **dict.fromkeys(_STARTED_BY_US, ("vllm",)),
 }
 """With which kinds a setting is read at all. Those beside the address may wait in a file for 'serve --upstream'."""
+_NOT_YOURS = frozenset(
+    {
+        "--model", "--served-model-name", "--uds", "--host", "--port", "--api-key", "--root-path", "--enable-lora",
+        "--no-enable-lora", "--logprobs-mode", "--api-server-count", "--headless", "--config",
+    }
+)  # fmt: skip
+"""Arguments without which Tidegate could not find, prove or protect the server that it started."""
+
+
+def server_arguments(value: tuple[str, ...]) -> tuple[str, ...]:
+    """Arguments that a user adds to those of the server.
+
+    Raises:
+        ValueError: one of them is ours to set.
+    """
+    for argument in value:
+        name = argument.partition("=")[0].replace("_", "-")
+        if name in _NOT_YOURS or name.startswith("--ssl-"):
+            raise ValueError(
+                f"{argument!r} is set by Tidegate; leave it out, or start the server yourself and set urls"
+            )
+    return value
+
 
 RECORDER_ONLY = (
     "this upstream takes no adapters: recorder only; for learning set engine.kind to 'vllm', 'sglang' or 'embedded'"
@@ -65,18 +92,19 @@ RECORDER_ONLY = (
 
 
 class EngineSettings(Section):
-    """What answers. With 'vllm', 'sglang' and 'openai' that is one server outside this process, or several, by URL."""
+    """What answers. With 'vllm', 'sglang' and 'openai' that is a server outside this process, or several: yours, by
+    URL, or, with 'vllm', our own."""
 
     kind: Literal["embedded", "vllm", "sglang", "openai"] = Field(
         default="embedded",
         description="'embedded' runs the model in this process; 'vllm' and 'sglang' are servers that load adapters "
-        "while they run; 'openai' is any server with OpenAI's API, in front of which all is recorded and nothing "
-        "trained.",
+        "while they run, a vLLM started by Tidegate unless urls is set; 'openai' is any server with OpenAI's API, in "
+        "front of which all is recorded and nothing trained.",
     )
     urls: Annotated[tuple[Annotated[str, AfterValidator(upstream_url)], ...], AfterValidator(_each_once)] = Field(
         default=(),
         description="Addresses of the servers, http or https, with or without '/v1'; one a replica, all with the same "
-        "weights. Redirects are not followed.",
+        "weights. Redirects are not followed. Without one Tidegate starts a vLLM of its own (kind 'vllm').",
     )
     model: str | None = Field(
         default=None, min_length=1, description="Name of the model there; default: the only one that they list."
@@ -131,6 +159,28 @@ class EngineSettings(Section):
         """Whether the server states log-probabilities of temperature 1."""
         return self.logprobs == "raw" if self.logprobs is not None else self.kind == "vllm"
 
+    replicas: Positive = Field(default=1, description="How many vLLM servers Tidegate starts.")
+    python: Path | None = Field(
+        default=None,
+        description="Interpreter that has vLLM; default: the environment that 'tidegate engine install vllm' makes.",
+    )
+    arguments: Annotated[tuple[str, ...], AfterValidator(server_arguments)] = Field(
+        default=(),
+        description="Further arguments of the vLLM that Tidegate starts, e.g. ['--enable-auto-tool-choice', "
+        "'--tool-call-parser', 'hermes']; they win over what the other settings say.",
+    )
+    start_timeout_s: Finite = Field(
+        default=900.0, gt=0, description="A server that Tidegate starts and that does not serve by then is ended."
+    )
+    max_restarts: int = Field(
+        default=5, ge=0, description="How often in a row a server that ended is started again, at growing intervals."
+    )
+
+    @property
+    def supervised(self) -> bool:
+        """Whether Tidegate starts the server itself."""
+        return self.kind == "vllm" and not self.urls
+
     @model_validator(mode="after")
     def _take_effect(self) -> EngineSettings:
         """Refuse what the kind would silently ignore, and a kind that lacks what it needs."""
@@ -141,6 +191,11 @@ class EngineSettings(Section):
                     f"{name} = {value!r} has no effect on kind = {self.kind!r}; leave it out, or set kind to "
                     f"{' or '.join(map(repr, kinds))}"
                 )
-        if self.kind != "embedded" and not self.urls:
+            if value != default and name in _STARTED_BY_US and self.urls:
+                raise ValueError(
+                    f"{name} = {value!r} has no effect with urls: the server there is not started by Tidegate; leave "
+                    "one of the two out"
+                )
+        if self.kind == "openai" and not self.urls:
             raise ValueError(f"kind = {self.kind!r} and urls is missing; set it to ['http://HOST:PORT']")
         return self

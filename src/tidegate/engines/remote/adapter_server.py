@@ -10,13 +10,13 @@ from __future__ import annotations
 import asyncio
 import math
 from abc import ABC, abstractmethod
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import aclosing
 from pathlib import Path
 from typing import ClassVar
 
 from tidegate.artifacts import adapter_hash
-from tidegate.core.errors import AdapterError, EngineError, RequestError, TidegateError
+from tidegate.core.errors import AdapterError, EngineError, EngineUnavailableError, RequestError, TidegateError
 from tidegate.core.generation import collect, require_scorable
 from tidegate.core.types import AdapterRef, GenerationEvent, GenerationRequest, JsonObject, Messages, Sampling
 from tidegate.engines.remote.adapters import AdapterTable, check_adapter
@@ -42,6 +42,7 @@ class AdapterServerEngine(ABC):
         base_sha256: content hash of the base model's weights, as this side knows them.
         replica: name recorded with each interaction.
         raw_logprobs: whether the server states log-probabilities of temperature 1, whatever it samples at.
+        why_down: says why the server does not run, where whoever started it knows; None while it does.
     """
 
     load_path: ClassVar[str]
@@ -51,12 +52,22 @@ class AdapterServerEngine(ABC):
     gives_ids: ClassVar[str]
     """Which versions give token ids."""
 
-    def __init__(self, upstream: Upstream, *, model: str, base_sha256: str, replica: str, raw_logprobs: bool) -> None:
+    def __init__(
+        self,
+        upstream: Upstream,
+        *,
+        model: str,
+        base_sha256: str,
+        replica: str,
+        raw_logprobs: bool,
+        why_down: Callable[[], str | None] = lambda: None,
+    ) -> None:
         self._upstream = upstream
         self._model = model
         self._base_sha256 = base_sha256
         self._replica = replica
         self._raw_logprobs = raw_logprobs
+        self._why_down = why_down
         self._table = AdapterTable()
         self._changing = asyncio.Lock()
         self._running = 0
@@ -141,6 +152,9 @@ class AdapterServerEngine(ABC):
             EngineUnavailableError: it cannot be reached or does not serve now.
             EngineError: it fails, or what it sends is no whole answer.
         """
+        down = self._why_down()
+        if down is not None:
+            raise EngineUnavailableError(down)
         with self._upstream.speakable_errors(), self._table.holding(request.adapter):
             self._running += 1
             try:
@@ -209,6 +223,9 @@ class AdapterServerEngine(ABC):
 
     async def health(self) -> EngineHealth:
         """Whether the server serves and still lists our adapters; a restarted one has lost them."""
+        down = self._why_down()
+        if down is not None:
+            return self._health(ready=False, detail=down)
         try:
             await self._upstream.call("GET", "/health", None, timeout_s=HEALTH_TIMEOUT_S)
             refs = self._table.refs()

@@ -12,6 +12,7 @@ import json
 import ssl
 from collections.abc import AsyncGenerator, Generator, Mapping
 from contextlib import asynccontextmanager, contextmanager
+from pathlib import Path
 from typing import Any
 
 import aiohttp
@@ -83,10 +84,17 @@ class Upstream:
         key: sent as a bearer token; None sends none.
         connect_timeout_s: longest time to connect.
         read_timeout_s: longest silence while an answer is awaited or under way.
+        socket: a Unix socket to connect to instead of the host of ``url``, which then only names the server.
     """
 
     def __init__(
-        self, url: str, *, key: str | None = None, connect_timeout_s: float = 5.0, read_timeout_s: float = 120.0
+        self,
+        url: str,
+        *,
+        key: str | None = None,
+        connect_timeout_s: float = 5.0,
+        read_timeout_s: float = 120.0,
+        socket: Path | None = None,
     ) -> None:
         self.url = url
         self._key = key
@@ -99,7 +107,9 @@ class Upstream:
             headers=headers,
             trust_env=False,
             cookie_jar=aiohttp.DummyCookieJar(),
-            connector=aiohttp.TCPConnector(limit=0, keepalive_timeout=_KEEP_ALIVE_S),
+            connector=aiohttp.TCPConnector(limit=0, keepalive_timeout=_KEEP_ALIVE_S)
+            if socket is None
+            else aiohttp.UnixConnector(str(socket), limit=0, keepalive_timeout=_KEEP_ALIVE_S),
             timeout=aiohttp.ClientTimeout(total=None, sock_connect=connect_timeout_s, sock_read=read_timeout_s),
         )
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import aclosing
 
 from tidegate.core.errors import AdapterError, EngineError, TidegateError
@@ -21,6 +21,7 @@ class VllmEngine(AdapterServerEngine):
         base_sha256: content hash of the base model's weights, as this side knows them.
         replica: name recorded with each interaction.
         raw_logprobs: whether the server states log-probabilities of temperature 1 (``--logprobs-mode raw_logprobs``).
+        why_down: says why the server does not run, where whoever started it knows; None while it does.
     """
 
     load_path = "/v1/load_lora_adapter"
@@ -29,9 +30,23 @@ class VllmEngine(AdapterServerEngine):
     gives_ids = "vLLM 0.10.2 or later does, when asked"
 
     def __init__(
-        self, upstream: Upstream, *, model: str, base_sha256: str, replica: str, raw_logprobs: bool = True
+        self,
+        upstream: Upstream,
+        *,
+        model: str,
+        base_sha256: str,
+        replica: str,
+        raw_logprobs: bool = True,
+        why_down: Callable[[], str | None] = lambda: None,
     ) -> None:
-        super().__init__(upstream, model=model, base_sha256=base_sha256, replica=replica, raw_logprobs=raw_logprobs)
+        super().__init__(
+            upstream,
+            model=model,
+            base_sha256=base_sha256,
+            replica=replica,
+            raw_logprobs=raw_logprobs,
+            why_down=why_down,
+        )
 
     async def _chunks(self, request: GenerationRequest) -> AsyncGenerator[JsonObject]:
         body = vllm_body(request, request.adapter or self._model)

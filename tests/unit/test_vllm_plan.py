@@ -1,0 +1,133 @@
+"""How vLLM is started: what the settings become, who gets which device, and what it must not get."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from tidegate.core.errors import ConfigError
+from tidegate.engines.supervised import VllmOptions, visible_gpus, vllm_plans
+from tidegate.engines.supervised.supervisor import Patience
+
+OPTIONS = VllmOptions(
+    python=Path("/envs/vllm/bin/python"),
+    model_dir=Path("/models/m"),
+    served_name="m",
+    max_rank=16,
+    resident=4,
+    max_context=2048,
+    max_running=32,
+    dtype="bfloat16",
+    raw_logprobs=True,
+)
+
+
+def arguments(options: VllmOptions) -> dict[str, str]:
+    """Values by flag; those without one are ''."""
+    (plan,) = vllm_plans(options, prefix="vllm", replicas=1, gpus=(), environment={})
+    command = list(plan.command(Path("/run/s")))
+    assert command[:3] == ["/envs/vllm/bin/python", "-m", "vllm.entrypoints.openai.api_server"]
+    found: dict[str, str] = {}
+    for at, word in enumerate(command[3:], start=3):
+        if word.startswith("--"):
+            value = command[at + 1] if at + 1 < len(command) else ""
+            found[word] = "" if value.startswith("--") else value
+    return found
+
+
+def test_the_settings_become_arguments() -> None:
+    found = arguments(OPTIONS)
+    assert found["--model"] == "/models/m"
+    assert (found["--uds"], found["--served-model-name"]) == ("/run/s", "m")
+    assert not {"--host", "--port", "--api-key"} & set(found)
+    assert (found["--max-loras"], found["--max-cpu-loras"]) == ("4", "8")
+    assert (found["--max-model-len"], found["--max-num-seqs"], found["--dtype"]) == ("2048", "32", "bfloat16")
+    assert found["--logprobs-mode"] == "raw_logprobs"
+    assert "--enable-lora" in found
+    assert arguments(replace(OPTIONS, raw_logprobs=False))["--logprobs-mode"] == "processed_logprobs"
+
+
+def test_a_users_arguments_come_last() -> None:
+    (plan,) = vllm_plans(
+        replace(OPTIONS, arguments=("--max-loras", "2")), prefix="v", replicas=1, gpus=(), environment={}
+    )
+    assert list(plan.command(Path("/run/s")))[-2:] == ["--max-loras", "2"]
+
+
+@pytest.mark.parametrize(("rank", "allowed"), [(1, "1"), (4, "8"), (16, "16"), (17, "32"), (300, "320"), (512, "512")])
+def test_the_rank_is_one_that_vllm_accepts_and_fits(rank: int, allowed: str) -> None:
+    assert arguments(replace(OPTIONS, max_rank=rank))["--max-lora-rank"] == allowed
+
+
+def test_a_rank_that_vllm_cannot_serve_is_refused() -> None:
+    with pytest.raises(ConfigError, match=r"training\.rank = 513, and vLLM takes adapters up to rank 512"):
+        arguments(replace(OPTIONS, max_rank=513))
+
+
+def test_it_gets_none_of_our_variables() -> None:
+    given = {
+        "HOME": "/home/u",
+        "PATH": "/usr/bin",
+        "PYTHONPATH": "/ours",
+        "VIRTUAL_ENV": "/ours/.venv",
+        "TIDEGATE_SERVER__API_KEYS": '["k"]',
+        "UPSTREAM_KEY": "sk-1",
+        "VLLM_API_KEY": "of another vLLM",
+        "VLLM_CPU_KVCACHE_SPACE": "2",
+    }
+    plans = vllm_plans(OPTIONS, prefix="vllm", replicas=2, gpus=(), environment=given, without=("UPSTREAM_KEY",))
+    assert [plan.name for plan in plans] == ["vllm-0", "vllm-1"]
+    for plan in plans:
+        found = plan.environment
+        assert not {name for name in given if name not in ("HOME", "PATH", "VLLM_CPU_KVCACHE_SPACE")} & set(found)
+        assert found["VLLM_CPU_KVCACHE_SPACE"] == "2"
+        assert found["VLLM_ALLOW_RUNTIME_LORA_UPDATING"] == "True"
+        assert found["PATH"] == "/envs/vllm/bin:/usr/bin"
+
+
+@pytest.mark.parametrize(
+    ("gpus", "replicas", "expected"),
+    [
+        (("0", "1", "2", "3"), 2, ["0,1", "2,3"]),
+        (("0", "1", "2"), 2, ["0", "1"]),
+        (("GPU-a",), 1, ["GPU-a"]),
+        (("0",), 2, [None, None]),
+    ],
+)
+def test_replicas_get_devices_of_their_own_where_there_are_enough(
+    gpus: tuple[str, ...], replicas: int, expected: list[str | None]
+) -> None:
+    plans = vllm_plans(OPTIONS, prefix="v", replicas=replicas, gpus=gpus, environment={})
+    assert [plan.environment.get("CUDA_VISIBLE_DEVICES") for plan in plans] == expected
+    assert all("VLLM_CPU_OMP_THREADS_BIND" not in plan.environment for plan in plans)
+
+
+def test_on_a_processor_replicas_share_no_core() -> None:
+    (alone,) = vllm_plans(OPTIONS, prefix="v", replicas=1, gpus=(), environment={})
+    assert "VLLM_CPU_OMP_THREADS_BIND" not in alone.environment
+    cores = os.sched_getaffinity(0)
+    plans = vllm_plans(OPTIONS, prefix="v", replicas=2, gpus=(), environment={})
+    bound = [plan.environment.get("VLLM_CPU_OMP_THREADS_BIND", "").split(",") for plan in plans]
+    if len(cores) > 1:
+        assert not set(bound[0]) & set(bound[1])
+        assert {int(core) for share in bound for core in share} <= cores
+    told = vllm_plans(OPTIONS, prefix="v", replicas=2, gpus=(), environment={"VLLM_CPU_OMP_THREADS_BIND": "nobind"})
+    assert {plan.environment["VLLM_CPU_OMP_THREADS_BIND"] for plan in told} == {"nobind"}
+
+
+def test_devices_are_those_that_this_process_may_use(tmp_path: Path) -> None:
+    for name in ("nvidia0", "nvidia1", "nvidiactl", "nvidia-uvm"):
+        (tmp_path / name).touch()
+    assert visible_gpus({}, tmp_path) == ("0", "1")
+    assert visible_gpus({"CUDA_VISIBLE_DEVICES": "3, 5"}, tmp_path) == ("3", "5")
+    assert visible_gpus({"CUDA_VISIBLE_DEVICES": ""}, tmp_path) == ()
+    assert visible_gpus({"CUDA_VISIBLE_DEVICES": "-1"}, tmp_path) == ()
+    assert visible_gpus({}, tmp_path / "none") == ()
+
+
+def test_waits_between_attempts_grow_and_are_bounded() -> None:
+    patience = Patience(first_wait_s=1.0, longest_wait_s=10.0)
+    assert [patience.wait_s(attempt) for attempt in range(1, 7)] == [1.0, 2.0, 4.0, 8.0, 10.0, 10.0]
