@@ -6,6 +6,7 @@ import os
 import signal
 import sys
 import textwrap
+import time
 from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
@@ -25,6 +26,7 @@ class StandIn:
 
     folder: Path
     said: list[str] = field(default_factory=list)
+    ahead_s: float = 0.0
 
     def __post_init__(self) -> None:
         self.folder.mkdir(parents=True, exist_ok=True)
@@ -51,7 +53,13 @@ class StandIn:
 
     @asynccontextmanager
     async def running(self, *, patience: Patience = QUICK, name: str = "one") -> AsyncGenerator[SupervisedServer]:
-        opened = supervised(self.plan(name), folder=self.folder / "engines", patience=patience, say=self.said.append)
+        opened = supervised(
+            self.plan(name),
+            folder=self.folder / "engines",
+            patience=patience,
+            say=self.said.append,
+            clock=lambda: time.monotonic() + self.ahead_s,
+        )
         async with opened as server:
             yield server
 

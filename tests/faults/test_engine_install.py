@@ -32,7 +32,9 @@ case "$*" in
         printf '#!%s/bin/python\\n' "$3" > "$3/bin/vllm" ;;
     "-m pip "*)
         echo "$*" >> "$here/calls"
+        if [ -e "$here/pid" ] && kill -0 "$(cat "$here/pid")" 2> /dev/null; then touch "$here/overlap"; fi
         if [ -e "$here/fail" ]; then cat "$here/fail"; exit 1; fi
+        [ ! -e "$here/stubborn" ] || trap '' TERM
         if [ -e "$here/block" ]; then echo $$ > "$here/pid.new"; mv "$here/pid.new" "$here/pid"; fi
         while [ -e "$here/block" ]; do sleep 0.02; done ;;
     "-c import "*) [ ! -e "$here/broken" ] || {{ echo 'ImportError: libfoo.so'; exit 1; }} ;;
@@ -170,6 +172,26 @@ def test_one_that_is_cut_off_leaves_no_pip_and_the_next_begins_anew(machine: Mac
     assert machine.install()[1]  # waits until pip is gone
     assert machine.left() == ["vllm-0.32.0-cpu"]
     assert not is_alive(pip)
+
+
+def test_a_pip_that_outlives_its_installer_is_waited_for(machine: Machine) -> None:
+    for name in ("block", "stubborn"):
+        (machine.notes / name).touch()
+    process = in_a_process(machine)
+    assert process.stdout is not None
+    with process, process.stdout:
+        pip = int(machine.wait_for("pid"))
+        process.kill()
+        process.wait(timeout=60)
+    assert is_alive(pip)
+    (machine.notes / "stubborn").unlink()
+    waiting = in_a_process(machine)
+    assert waiting.stdout is not None
+    with waiting, waiting.stdout as output:
+        assert b"another process is installing it" in output.readline()
+        (machine.notes / "block").unlink()
+        assert output.read().split()[-1] == b"made"
+    assert not (machine.notes / "overlap").exists()
 
 
 def test_two_at_once_make_one(machine: Machine) -> None:

@@ -154,6 +154,19 @@ async def test_one_that_keeps_dying_is_given_up_with_the_reason(stand_in: StandI
     assert stand_in.alive() == []
 
 
+async def test_an_attempt_that_takes_too_long_makes_room_for_the_next(stand_in: StandIn) -> None:
+    async with stand_in.running() as server:
+        stand_in.switch("hold", on=True)
+        kill(stand_in.alive()[0])
+        await until(lambda: len(stand_in.pids()) == 2)
+        stand_in.ahead_s += QUICK.start_timeout_s
+        await until(lambda: len(stand_in.pids()) == 3)
+        assert len(stand_in.alive()) <= 1
+        stand_in.switch("hold", on=False)
+        await until(lambda: server.restarts == 1)
+    assert stand_in.alive() == []
+
+
 async def test_one_that_served_long_enough_has_all_its_attempts_again(stand_in: StandIn) -> None:
     patience = replace(QUICK, max_restarts=1, settled_s=0.0)
     async with stand_in.running(patience=patience) as server:

@@ -23,9 +23,9 @@ port = 8420
 [model]
 path = "smollm2-135m" # or a directory or hub name of any causal LM with a chat template
 
-# [engine] # a server that you run instead of a model in this process; see docs/how-to/stand-in-front-of-a-server.md
+# [engine] # a server instead of a model in this process; see docs/how-to/stand-in-front-of-a-server.md
 # kind = "vllm" # or "sglang": loads adapters; "openai" is any other server, recorder only
-# url = "http://127.0.0.1:8000"
+# urls = ["http://127.0.0.1:8000"] # without, Tidegate starts a vLLM: docs/how-to/let-tidegate-run-vllm.md
 
 [split] # shares of users, for good
 train = 0.85
