@@ -12,6 +12,11 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from engine_fixtures import write_adapter
+from loop_world import LoopWorld
+from tidegate.app.stores import open_stores
+from tidegate.core.types import Candidate, CandidateState
+from tidegate.engines.model_cache import base_hash
 from tidegate.engines.remote import Upstream
 from tidegate.engines.supervised import Patience, ServerPlan, SupervisedServer, supervised
 
@@ -95,6 +100,25 @@ def is_alive(pid: int) -> bool:
 
 def kill(pid: int) -> None:
     os.kill(pid, signal.SIGKILL)
+
+
+def propose(world: LoopWorld, folder: Path) -> str:
+    """A candidate of random weights; returns its id."""
+    ref = write_adapter(folder / "adapter", world.model, seed=3)
+    ref.path.rename(world.data.adapters / ref.sha256)
+    candidate = Candidate(
+        id=f"cand-{ref.sha256[:8]}",
+        adapter_sha256=ref.sha256,
+        base_sha256=base_hash(world.model),
+        manifest_hash=None,
+        parent_sha256=None,
+        state=CandidateState.PROPOSED,
+        created_at=0.0,
+        origin="test",
+    )
+    with open_stores(world.data) as stores:
+        stores.releases.add_candidate(candidate)
+    return candidate.id
 
 
 @asynccontextmanager

@@ -11,13 +11,10 @@ from typing import Any
 import pytest
 from openai import OpenAI
 
-from engine_fixtures import write_adapter
 from loop_world import LoopWorld, get
 from real_vllm import write_servable_model
-from supervised_world import is_alive, kill
+from supervised_world import is_alive, kill, propose
 from tidegate.app.stores import open_stores
-from tidegate.core.types import Candidate, CandidateState
-from tidegate.engines.model_cache import base_hash
 
 pytestmark = [pytest.mark.vllm, pytest.mark.timeout(1800)]
 MESSAGES: Any = [{"role": "user", "content": "what is two plus two?"}]
@@ -44,25 +41,12 @@ def below(pid: int) -> list[int]:
 def test_a_real_vllm_serves_learns_rolls_back_and_comes_back(tmp_path: Path) -> None:
     world = LoopWorld(tmp_path / "world", write_servable_model(tmp_path / "model"))
     world.set("engine", kind="vllm")
-    ref = write_adapter(tmp_path / "adapter", world.model, seed=3)
-    ref.path.rename(world.data.adapters / ref.sha256)
-    candidate = Candidate(
-        id=f"cand-{ref.sha256[:8]}",
-        adapter_sha256=ref.sha256,
-        base_sha256=base_hash(world.model),
-        manifest_hash=None,
-        parent_sha256=None,
-        state=CandidateState.PROPOSED,
-        created_at=0.0,
-        origin="test",
-    )
     os.environ["VLLM_CPU_KVCACHE_SPACE"] = "1"
     try:
         with world.serving(within_s=900.0) as url, OpenAI(base_url=f"{url}/v1", api_key="none") as client:
             address = world.data.server()
             assert address is not None
-            with open_stores(world.data) as stores:
-                stores.releases.add_candidate(candidate)
+            candidate = propose(world, tmp_path)
 
             def said() -> tuple[str | None, str | None]:
                 answer = client.chat.completions.create(
@@ -79,7 +63,7 @@ def test_a_real_vllm_serves_learns_rolls_back_and_comes_back(tmp_path: Path) -> 
                 ) or stores.sealed_trajectories.get_interaction(chunks[0].id)
             assert record is not None
             assert (record.choices[0].token_exact, record.engine_replica) == (True, "vllm-0")
-            signed = world.tidegate("candidates", "sign", candidate.id, "--json")
+            signed = world.tidegate("candidates", "sign", candidate, "--json")
             assert signed.returncode == 0, signed.stderr
             published = json.loads(signed.stdout)["id"]
             after, release = said()

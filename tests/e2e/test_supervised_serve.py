@@ -13,12 +13,9 @@ from typing import Any
 import pytest
 from openai import OpenAI
 
-from engine_fixtures import write_adapter
 from loop_world import LoopWorld, get
-from supervised_world import StandIn, kill
+from supervised_world import StandIn, kill, propose
 from tidegate.app.stores import open_stores
-from tidegate.core.types import Candidate, CandidateState
-from tidegate.engines.model_cache import base_hash
 
 MESSAGES: Any = [{"role": "user", "content": "what is two plus two?"}]
 
@@ -47,21 +44,8 @@ def wait_for(condition: Callable[[], Any]) -> None:
 def test_adapters_are_published_rolled_back_and_judged_by_a_server_of_our_own(
     world: LoopWorld, stand_in: StandIn, tmp_path: Path
 ) -> None:
-    ref = write_adapter(tmp_path / "adapter", world.model, seed=3)
-    ref.path.rename(world.data.adapters / ref.sha256)
-    candidate = Candidate(
-        id=f"cand-{ref.sha256[:8]}",
-        adapter_sha256=ref.sha256,
-        base_sha256=base_hash(world.model),
-        manifest_hash=None,
-        parent_sha256=None,
-        state=CandidateState.PROPOSED,
-        created_at=0.0,
-        origin="test",
-    )
     with world.serving() as url, OpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0) as client:
-        with open_stores(world.data) as stores:
-            stores.releases.add_candidate(candidate)
+        candidate = propose(world, tmp_path)
 
         def said() -> tuple[str | None, str | None]:
             answer = client.chat.completions.create(model="tiny", messages=MESSAGES, max_tokens=30, temperature=0)
@@ -69,7 +53,7 @@ def test_adapters_are_published_rolled_back_and_judged_by_a_server_of_our_own(
 
         before, release = said()
         assert release == "tiny-r0-base"
-        signed = world.tidegate("candidates", "sign", candidate.id, "--json")
+        signed = world.tidegate("candidates", "sign", candidate, "--json")
         assert signed.returncode == 0, signed.stderr
         after, release = said()
         assert (release, after != before) == (json.loads(signed.stdout)["id"], True)
@@ -92,13 +76,15 @@ def test_adapters_are_published_rolled_back_and_judged_by_a_server_of_our_own(
     assert world.data.announced_engines() == {}
 
 
-def test_a_command_without_a_running_server_starts_one_for_itself(world: LoopWorld, stand_in: StandIn) -> None:
+def test_a_command_without_a_running_server_starts_one_for_itself(
+    world: LoopWorld, stand_in: StandIn, tmp_path: Path
+) -> None:
     with world.serving():
-        pass
-    result = world.cycle()
-    assert result["outcome"] in ("refused", "promoted", "published"), result
+        candidate = propose(world, tmp_path)
+    signed = world.tidegate("candidates", "sign", candidate, "--json")
+    assert signed.returncode == 0, signed.stderr
     assert len(stand_in.pids()) == 2
-    assert (world.data.engines / "cycle-0.log").exists()
+    assert (world.data.engines / "command-0.log").exists()
 
 
 def test_readyz_says_why_and_serving_goes_on_when_it_is_back(world: LoopWorld, stand_in: StandIn) -> None:

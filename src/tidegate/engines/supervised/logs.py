@@ -55,7 +55,7 @@ class ServerLog:
 
     def last_line(self) -> str:
         """The last of them."""
-        return (self._lines() or ["(no output yet)"])[-1][-200:]
+        return (self._lines() or ["(no output yet)"])[-1][:200]
 
     def _lines(self) -> list[str]:
         try:
