@@ -29,7 +29,8 @@ def world(tmp_path: Path) -> LoopWorld:
 def stand_in(tmp_path: Path, world: LoopWorld) -> Generator[StandIn]:
     made = StandIn(tmp_path / "stand-in")
     with world.config.open("a") as file:
-        file.write(f'\n[engine]\nkind = "vllm"\npython = "{made.interpreter()}"\nstart_timeout_s = 60.0\n')
+        file.write(f'\n[engine]\nkind = "vllm"\npython = "{made.interpreter()}"\n')
+        file.write("start_timeout_s = 60.0\ncheck_interval_s = 0.2\n")
     yield made
     assert made.alive() == []
 
@@ -95,6 +96,37 @@ def test_readyz_says_why_and_serving_goes_on_when_it_is_back(world: LoopWorld, s
         assert get(f"{url}/readyz")[0] == 503
         stand_in.switch("hold", on=False)
         wait_for(lambda: get(f"{url}/readyz")[0] == 200)
+
+
+def test_of_two_servers_one_goes_on_while_the_other_is_away_and_gets_its_adapters_back(
+    world: LoopWorld, stand_in: StandIn, tmp_path: Path
+) -> None:
+    with world.config.open("a") as file:
+        file.write("replicas = 2\n")
+    with world.serving() as url, OpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0) as client:
+        signed = world.tidegate("candidates", "sign", propose(world, tmp_path), "--json")
+        assert signed.returncode == 0, signed.stderr
+        published = json.loads(signed.stdout)["id"]
+
+        def answered_by() -> str:
+            answer = client.chat.completions.create(model="tiny", messages=MESSAGES, max_tokens=3)
+            assert answer.system_fingerprint == published
+            with open_stores(world.data) as stores:
+                record = stores.trajectories.get_interaction(answer.id) or stores.sealed_trajectories.get_interaction(
+                    answer.id
+                )
+            assert record is not None
+            return record.engine_replica
+
+        stand_in.switch("hold", on=True)
+        first, second = stand_in.alive()
+        kill(first)
+        assert {answered_by() for _ in range(5)} == {"vllm-1"}
+        assert get(f"{url}/readyz")[0] == 200
+        stand_in.switch("hold", on=False)
+        wait_for(lambda: b"tidegate_replicas_in_service 2.0" in get(f"{url}/metrics")[1])
+        kill(second)
+        assert {answered_by() for _ in range(5)} == {"vllm-0"}
 
 
 def test_a_server_that_does_not_start_keeps_the_ports_closed(world: LoopWorld, stand_in: StandIn) -> None:
