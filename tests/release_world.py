@@ -39,6 +39,7 @@ class ShelfEngine:
     def __init__(self) -> None:
         self.shelf: dict[str, AdapterRef] = {}
         self.lies: str | None = None
+        self.deaf_to: str | None = None
         self.loads = 0
         self.probing = asyncio.Event()
         self.may_probe = asyncio.Event()
@@ -47,7 +48,8 @@ class ShelfEngine:
 
     async def load(self, adapter: AdapterRef) -> None:
         self.loads += 1
-        self.shelf[adapter.name] = adapter
+        if adapter.name != self.deaf_to:
+            self.shelf[adapter.name] = adapter
 
     async def unload(self, name: str) -> None:
         self.shelf.pop(name, None)

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -16,6 +18,7 @@ from tidegate.core.errors import (
     NotFoundError,
     RequestError,
     StoreError,
+    TidegateError,
 )
 from tidegate.core.types import (
     CandidateState,
@@ -329,3 +332,71 @@ async def test_a_failed_rollback_does_not_unload_content_that_is_served(world: W
         await world.publisher.rollback(None, "bad")
     assert sorted(world.engine.shelf) == [one.id, two.id]
     assert world.router.champion == two.id
+
+
+def refusals(world: World) -> list[dict[str, Any]]:
+    return [dict(record.body) for record in world.store._audit.read() if record.kind == "swap_refused"]
+
+
+@pytest.mark.parametrize("trouble", ["other weights", "base answers", "probe", "certificate", "commit"])
+async def test_what_was_not_taken_into_use_stands_in_the_log_with_the_reason(world: World, trouble: str) -> None:
+    one = await world.publish(world.certified("1"))
+    candidate = world.certified("2")
+    if trouble == "probe":
+        world.engine.probe_failure = EngineError("the engine is away")
+    elif trouble == "certificate":
+        world.certificates.clear()
+    elif trouble == "commit":
+        world.store.fails_in = "move_aliases"
+    else:
+        world.engine.lies = trouble
+    with pytest.raises(TidegateError) as raised:
+        await world.publish(candidate)
+    (refusal,) = refusals(world)
+    assert (refusal["adapter_sha256"], refusal["instead_of"]) == ("2" * 64, one.id)
+    assert (refusal["code"], refusal["message"]) == (raised.value.code, str(raised.value))
+    assert candidate in refusal["reason"]
+    assert world.serving() == one.id
+
+
+async def test_a_log_that_cannot_be_written_hides_no_refusal(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    def away(*_: object, **__: object) -> None:
+        raise StoreError("the disk is gone")
+
+    world.engine.probe_failure = EngineError("the engine is away")
+    candidate = world.certified("1")
+    monkeypatch.setattr(world.store._audit, "append", away)
+    with pytest.raises(EngineError, match="the engine is away"):
+        await world.publish(candidate)
+
+
+async def test_a_rollback_to_what_is_loaded_asks_the_engine_for_no_proof_again(world: World) -> None:
+    await world.publish(world.certified("1"))
+    two = await world.publish(world.certified("2"))
+    world.router.resolve("champion", episode_id="keeps it loaded", user_key="u")
+    world.engine.probe_failure = EngineError("the engine is too busy to be asked")
+    back = await world.publisher.rollback(None, "bad")
+    assert (back.adapter_sha256, world.serving()) == ("1" * 64, back.restores)
+    assert (await world.publisher.promote(two.id)).adapter_sha256 == "2" * 64
+
+
+@pytest.mark.parametrize("lost", ["the one before", "the champion"])
+async def test_what_the_engine_lost_meanwhile_is_proven_anew(world: World, lost: str) -> None:
+    one = await world.publish(world.certified("1"))
+    two = await world.publish(world.certified("2"))
+    name = {"the one before": one.id, "the champion": two.id}[lost]
+    world.engine.shelf[name] = replace(world.engine.shelf[name], sha256="f" * 64)
+    world.engine.probe_failure = EngineError("asked")
+    world.engine.deaf_to = name
+    with pytest.raises(EngineError, match="asked"):
+        await world.publisher.rollback(None, "bad")
+
+
+async def test_what_was_unloaded_between_is_proven_anew(world: World) -> None:
+    await world.publish(world.certified("1"))
+    two = await world.publish(world.certified("2"))
+    await world.publisher.rollback(None, "bad")
+    assert two.id not in world.engine.shelf
+    world.engine.lies = "base answers"
+    with pytest.raises(EngineError, match="changed no logit"):
+        await world.publisher.promote(two.id)

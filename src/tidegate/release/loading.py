@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Sequence
+from collections.abc import AsyncGenerator, Sequence
+from contextlib import asynccontextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Protocol
@@ -62,6 +63,8 @@ class Loader:
         self._adapters_dir = adapters_dir
         self._probe_prompts = probe_prompts
         self._tolerance = tolerance
+        self._told_apart: set[frozenset[str | None]] = set()  # pairs of names in the engine
+        self._agreement_shown: dict[str, str] = {}
 
     async def add(self, release: Release, *, named: bool = True) -> None:
         """Load what an alias names already, and make it addressable, unless ``named`` not by its id."""
@@ -104,6 +107,21 @@ class Loader:
             await self._engine.load(AdapterRef(name=adapter, path=directory, sha256=release.adapter_sha256))
         return RoutedRelease(release_id=release.id, adapter=adapter)
 
+    @asynccontextmanager
+    async def bringing_in(self, release: Release, old: Release) -> AsyncGenerator[tuple[RoutedRelease, str]]:
+        """Load and prove a release for the length of a block, which takes it into use; what fails unloads it again.
+
+        Yields:
+            Where it lies, and what was shown of it.
+        """
+        adapter = await self.engine_name(release)
+        try:
+            routed = await self.load(release, adapter)
+            yield routed, await self.prove(release, adapter, old)
+        except BaseException:
+            await self.discard(adapter)
+            raise
+
     async def engine_name(self, release: Release) -> str | None:
         """The name in the engine is that of the content's first release; the bare base model has none."""
         if release.adapter_sha256 is None:
@@ -112,6 +130,9 @@ class Loader:
 
     async def prove(self, release: Release, adapter: str | None, old: Release) -> str:
         """The loaded bytes are the certified ones; they answer otherwise than the old release, and as the trainer did.
+
+        What was proven here of weights that the engine has held ever since is not asked again, so that a rollback to
+        what is loaded waits for nothing.
 
         Returns:
             What was shown, for the audit log.
@@ -123,7 +144,25 @@ class Loader:
         probed, base = (adapter, against) if adapter is not None else (against, adapter)
         if probed is None:
             raise EngineError("both releases are the bare base model; there is nothing to tell apart")
-        result = await self._engine.probe(probed, against=base, prompts=self._probe_prompts)
+        held = {ref.name: ref.sha256 for ref in await self._engine.list_adapters()}
+        here = all(
+            name is None or held.get(name) == sha256
+            for name, sha256 in ((adapter, release.adapter_sha256), (against, old.adapter_sha256))
+        )
+        pair = frozenset((adapter, against))
+        if not (here and pair in self._told_apart):
+            await self._probe(probed, against=base, release=release, old=old, adapter=adapter)
+            self._told_apart.add(pair)
+        if adapter is None:
+            return "probed"
+        if not (here and adapter in self._agreement_shown):
+            self._agreement_shown[adapter] = await self._agreement(release, adapter)
+        return f"probed, {self._agreement_shown[adapter]}"
+
+    async def _probe(
+        self, probed: str, *, against: str | None, release: Release, old: Release, adapter: str | None
+    ) -> None:
+        result = await self._engine.probe(probed, against=against, prompts=self._probe_prompts)
         expected = release.adapter_sha256 if adapter is not None else old.adapter_sha256
         problem = None
         if result.sha256 != expected:
@@ -132,7 +171,6 @@ class Loader:
             problem = f"loading it changed no logit against {old.id!r}: the engine answers with other weights"
         if problem is not None:
             raise EngineError(f"release {release.id!r} is not taken into use: {problem}")
-        return "probed" if adapter is None else f"probed, {await self._agreement(release, adapter)}"
 
     async def _agreement(self, release: Release, adapter: str) -> str:
         """Hold what the engine states for a few texts to what the trainer took down with the weights.
@@ -174,12 +212,17 @@ class Loader:
         directory = self._adapters_dir / str(release.adapter_sha256)
         return record_in(adapter_manifest(directory), adapter=release.id) if directory.is_dir() else None
 
+    async def _unload(self, adapter: str) -> None:
+        self._told_apart = {pair for pair in self._told_apart if adapter not in pair}
+        self._agreement_shown.pop(adapter, None)
+        await self._engine.unload(adapter)
+
     async def discard(self, adapter: str | None) -> None:
         """Unload what a failed attempt loaded, unless a release that is in use has the same content."""
         if adapter is None or adapter in self._router.adapters():
             return
         try:
-            await self._engine.unload(adapter)
+            await self._unload(adapter)
         except Exception:  # noqa: BLE001 - the caller has to hear what made the attempt fail
             _log.exception("%r was not published and could not be unloaded; the next swap tries again", adapter)
 
@@ -195,7 +238,7 @@ class Loader:
         try:
             for adapter in await self._engine.list_adapters():
                 if adapter.name not in kept:
-                    await self._engine.unload(adapter.name)
+                    await self._unload(adapter.name)
         except EngineError:
             # The swap is committed and served; the next one unloads again.
             _log.exception("adapters that nobody needs could not be unloaded")

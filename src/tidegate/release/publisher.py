@@ -352,13 +352,11 @@ class Publisher:
 
     async def _commit_loaded(self, release: Release, old: Release, targets: dict[str, str], *, reason: str) -> None:
         """Load and prove a release, commit it with its aliases, and only then give it an address."""
-        adapter = await self._loader.engine_name(release)
         try:
-            routed = await self._loader.load(release, adapter)
-            shown = await self._loader.prove(release, adapter, old)
-            await self._records.commit(release, targets, reason=f"{reason} ({shown})", time=self._clock())
-        except BaseException:
-            await self._loader.discard(adapter)
+            async with self._loader.bringing_in(release, old) as (routed, shown):
+                await self._records.commit(release, targets, reason=f"{reason} ({shown})", time=self._clock())
+        except Exception as error:
+            await self._records.note_refused(release, old, reason=reason, error=error, time=self._clock())
             raise
         self._router.add(routed, created_at=release.created_at, named=CHAMPION in targets)
 

@@ -7,13 +7,17 @@ meanwhile. Whoever needs several calls to belong together holds the publisher's 
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import Mapping
 
-from tidegate.core.errors import ConflictError, NotFoundError
+from tidegate.core.errors import ConflictError, NotFoundError, TidegateError
 from tidegate.core.types import Candidate, CandidateState, JsonObject, Release
 from tidegate.ports import AuditLog, ReleaseStore
 from tidegate.release.router import ANCHOR, CHAMPION
 
+_log = logging.getLogger(__name__)
+
+_MESSAGE_CHARACTERS = 1000
 _NEVER_AGAIN = (
     CandidateState.PROPOSED,
     CandidateState.SCREENED,
@@ -180,6 +184,21 @@ class ReleaseRecords:
             self._store.move_aliases(targets, reason=reason, time=time)
 
         await asyncio.to_thread(write)
+
+    async def note_refused(self, release: Release, old: Release, *, reason: str, error: Exception, time: float) -> None:
+        """Write down that a release was not taken into use and why; the caller hears ``error`` whatever comes of it."""
+        body = {
+            "release": release.id,
+            "adapter_sha256": release.adapter_sha256,
+            "instead_of": old.id,
+            "reason": reason,
+            "code": error.code if isinstance(error, TidegateError) else type(error).__name__,
+            "message": str(error)[:_MESSAGE_CHARACTERS],
+        }
+        try:
+            await asyncio.to_thread(lambda: self._audit.append("swap_refused", body, time=time))
+        except TidegateError:
+            _log.exception("the log does not say that %r was refused: %s", release.id, error)
 
     async def move_candidates(self, release: Release, *, reason: str, old_state: CandidateState, time: float) -> None:
         """The content of ``release`` is the champion, and what was it goes; repeating it changes nothing."""

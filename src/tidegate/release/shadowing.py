@@ -155,17 +155,11 @@ class Shadowing:
                 f"release {release.id!r} holds the same content as the champion {champion.id!r}; beside itself it "
                 "shows nothing: name another release"
             )
-        adapter = await self._loader.engine_name(release)
-        try:
-            await self._loader.load(release, adapter)
-            await self._loader.prove(release, adapter, champion)
+        async with self._loader.bringing_in(release, champion) as (routed, _):
             if not recorded:
                 body = started_body(shadow, adapter_sha256=release.adapter_sha256, base_sha256=release.base_sha256)
                 await self._note(SHADOW_STARTED, body)
-        except BaseException:
-            await self._loader.discard(adapter)
-            raise
-        route = ShadowRoute(shadow, adapter=adapter, adapter_sha256=release.adapter_sha256)
+        route = ShadowRoute(shadow, adapter=routed.adapter, adapter_sha256=release.adapter_sha256)
         self._router.point_shadow_at(route)
 
     async def _recorded_shadow(self) -> Shadow | None:
