@@ -1,10 +1,10 @@
 """Decoding speed: 32 answers at once with a LoRA, prompts of about 40 tokens, 40 tokens each.
 
-Served: Tidegate with capture on and, with ``vllm=PYTHON`` (of an environment with it), vLLM with the same adapter, both
-over HTTP, by the same client. In process: the embedded engine, transformers' ``generate`` on the merged model, and the
-bare forward loop (no sampling, no text, rows that never leave): the limit. Sides alternate; each ``generate`` and loop
-has a process of its own, all on all cores. Options: ``dtype=float32|bfloat16`` (bfloat16), ``rows=N`` (32),
-``vllm=PYTHON``.
+Served: Tidegate with capture on and, with ``vllm=...``, vLLM with the same adapter, both over HTTP, by the same
+client. In process: the embedded engine, transformers' ``generate`` on the merged model, and the bare forward loop (no
+sampling, no text, rows that never leave): the limit. Sides alternate; each ``generate`` and loop has a process of its
+own, all on all cores. Options: ``dtype=float32|bfloat16`` (bfloat16), ``rows=N`` (32), ``vllm=PYTHON`` or
+``vllm=installed``.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from benchmarks.harness import REPOSITORY, Options, Row, measured
 from benchmarks.peers.stream_client import prompt
 from benchmarks.serving_stack import serving_stack
 from benchmarks.streams import streamed
-from benchmarks.vllm_peer import vllm_server
+from benchmarks.vllm_peer import vllm_python, vllm_server
 from tidegate.core.generation import collect
 from tidegate.core.types import AdapterRef, GenerationRequest, Sampling
 from tidegate.engines.embedded import EmbeddedEngine
@@ -62,10 +62,10 @@ async def _all(options: Options) -> dict[str, list[float]]:
         served = await stack.enter_async_context(serving_stack(folder / "data", engine))
         adapter = random_adapter(folder / "data" / "adapters", model, engine.base_sha256, seed=1)
         release = await served.publish(adapter)
-        python = options.values.get("vllm")
+        python = vllm_python(options.values)
         peer = None
         if python is not None:
-            peer = stack.enter_context(vllm_server(Path(python), model, adapter, log=folder / "vllm.log"))
+            peer = stack.enter_context(vllm_server(python, model, adapter, log=folder / "vllm.log"))
         for number in range(options.runs + 1):  # the first warms up
             sides = {
                 "engine": await _engine(engine, release.id, rows, number),

@@ -1,10 +1,11 @@
 """Swaps and rollbacks under load: 16 streams while the champion changes, against the same load without changes.
 
-Two releases take turns: an earlier one is promoted, then rolled back, over and over, with all that a swap does (load or
-find, probe, commit, move the pointer, unload). Counted are failed calls and calls that the weights of another release
-answered: the recorded log-probabilities of each checked call are compared with those that both releases give for its
-tokens. Over the embedded engine and, with ``vllm=PYTHON``, over vLLM. Options: ``swaps=N`` (50) each way, ``checked=N``
-(200) calls, ``dtype`` (bfloat16), ``engine=embedded|vllm|both`` (both where there is a vLLM).
+Two releases take turns: an earlier one is promoted, then rolled back, over and over, with all that a swap does (load
+or find, probe, commit, move the pointer, unload). Counted are failed calls and calls that the weights of another
+release answered: the recorded log-probabilities of each checked call are compared with those that both releases give
+for its tokens. Over the embedded engine and, with ``vllm=PYTHON`` or ``vllm=installed``, over vLLM. Options:
+``swaps=N`` (50) each way, ``checked=N`` (200) calls, ``dtype`` (bfloat16), ``engine=embedded|vllm|both`` (both where
+there is a vLLM).
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ from benchmarks.adapters import random_adapter
 from benchmarks.harness import Options, Row, measured
 from benchmarks.serving_stack import ServingStack, serving_stack
 from benchmarks.streams import Streamed, percentile, streamed
-from benchmarks.vllm_peer import BASE, vllm_server
+from benchmarks.vllm_peer import BASE, vllm_python, vllm_server
 from tidegate.core.types import AdapterRef, Interaction, Release, Split
 from tidegate.engines.embedded import EmbeddedEngine
 from tidegate.engines.model_cache import base_hash, resolve_model
@@ -38,7 +39,7 @@ _UNSWAPPED_S = "30"
 def run(options: Options) -> list[Row]:
     """Each engine once: a run holds a hundred changes."""
     model = resolve_model("smollm2-135m", progress=_say)
-    python = options.values.get("vllm")
+    python = vllm_python(options.values)
     wanted = options.values.get("engine", "both")
     rows: list[Row] = []
     for kind in ("embedded", "vllm"):
@@ -49,13 +50,13 @@ def run(options: Options) -> list[Row]:
 
 @asynccontextmanager
 async def _engine(
-    kind: str, model: Path, python: str | None, *, adapter: AdapterRef, log: Path, dtype: str
+    kind: str, model: Path, python: Path | None, *, adapter: AdapterRef, log: Path, dtype: str
 ) -> AsyncGenerator[Engine]:
-    if kind == "embedded":
+    if kind == "embedded" or python is None:
         async with EmbeddedEngine(model, dtype=dtype) as engine:
             yield engine
         return
-    with vllm_server(Path(str(python)), model, adapter, log=log) as url:
+    with vllm_server(python, model, adapter, log=log) as url:
         upstream = Upstream(url)
         try:
             yield VllmEngine(upstream, model=BASE, base_sha256=base_hash(model), replica="vllm")
@@ -63,7 +64,7 @@ async def _engine(
             await upstream.close()
 
 
-async def _measure(kind: str, model: Path, python: str | None, options: Options) -> list[Row]:
+async def _measure(kind: str, model: Path, python: Path | None, options: Options) -> list[Row]:
     swaps = int(options.values.get("swaps", "50"))
     async with AsyncExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))

@@ -1,7 +1,8 @@
 """Time to the first token and between tokens, as 1, 8 and 32 users see it who stream one answer after another.
 
-Tidegate over the embedded engine with capture on and, with ``vllm=PYTHON``, vLLM with the same adapter; the same client
-and prompts, sides alternating. Options: ``dtype`` (bfloat16), ``seconds=N`` of load a side and number of users (20).
+Tidegate over the embedded engine with capture on and, with ``vllm=PYTHON`` or ``vllm=installed``, vLLM with the same
+adapter; the same client and prompts, sides alternating. Options: ``dtype`` (bfloat16), ``seconds=N`` of load a side
+and number of users (20).
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from benchmarks.adapters import random_adapter
 from benchmarks.harness import Options, Row, measured
 from benchmarks.serving_stack import serving_stack
 from benchmarks.streams import percentile, streamed
-from benchmarks.vllm_peer import vllm_server
+from benchmarks.vllm_peer import vllm_python, vllm_server
 from tidegate.engines.embedded import EmbeddedEngine
 from tidegate.engines.model_cache import resolve_model
 
@@ -58,8 +59,8 @@ async def _all(options: Options) -> _Figures:
         adapter = random_adapter(folder / "data" / "adapters", model, engine.base_sha256, seed=1)
         await served.publish(adapter)
         sides = {"ours": (served.url, "champion")}
-        if "vllm" in options.values:
-            python = Path(options.values["vllm"])
+        python = vllm_python(options.values)
+        if python is not None:
             peer = stack.enter_context(vllm_server(python, model, adapter, log=folder / "vllm.log"))
             sides["vllm"] = (peer, adapter.name)
         for url, name in sides.values():  # compilation, caches

@@ -9,15 +9,32 @@ import sys
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Generator
+from collections.abc import Generator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 
 from tidegate.core.types import AdapterRef
+from tidegate.engines.supervised import installed, recipe_for
 
 BASE = "base"
 _START_S = 400.0
 _POLL_S = 0.5
+
+
+def vllm_python(values: Mapping[str, str]) -> Path | None:
+    """The interpreter that option ``vllm`` names: a path, or ``installed``: what ``engine install`` made.
+
+    Raises:
+        RuntimeError: nothing is installed.
+    """
+    wanted = values.get("vllm")
+    if wanted != "installed":
+        return None if wanted is None else Path(wanted)
+    for build in ("cuda", "cpu"):
+        found = installed(recipe_for("vllm", build))
+        if found is not None:
+            return found.python
+    raise RuntimeError("vllm=installed, and vLLM is not; run 'tidegate engine install vllm' first")
 
 
 @contextmanager
