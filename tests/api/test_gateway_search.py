@@ -115,6 +115,23 @@ async def test_best_of_n_delivers_what_the_verifier_scores_highest_and_records_a
     }  # fmt: skip
 
 
+async def test_a_search_judges_by_the_task_that_is_recorded() -> None:
+    tool = {"type": "function", "function": {"name": "add", "parameters": {"type": "object"}}}
+    judged: list[Task] = []
+
+    class Noting(Judges):
+        def __call__(self, task: Task, transcript: Sequence[JsonObject]) -> Judgement:
+            judged.append(task)
+            return super().__call__(task, transcript)
+
+    async with search_world(Noting()) as world:
+        status, _, _ = await world.post(ask("2+2?", metadata=TASK, tools=[tool], tool_choice="required"), **BEST)
+        record = world.only_record
+    assert status == 200
+    assert record.task is not None
+    assert {task.id for task in judged} == {record.task.id}
+
+
 async def test_the_majority_needs_no_verifier_and_counts_normalised_answers() -> None:
     async with search_world() as world:
         _, headers, body = await world.post(ask("2+2?"), **MAJORITY)

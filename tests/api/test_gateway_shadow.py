@@ -98,6 +98,23 @@ async def test_the_user_gets_the_champion_and_the_shadow_answers_the_same_call(w
     assert world.counted("answered") == 1.0
 
 
+async def test_an_answer_names_the_replica_that_gave_it_and_a_dropped_copy_none(world: ShadowWorld) -> None:
+    world.engine.answers_as, world.shadow_engine.answers_as = "one", "two"
+    await world.say()
+    assert ((await world.only_shadow()).engine_replica, world.only_record.engine_replica) == ("two", "one")
+    world.recorder.shadows.clear()
+    world.shadow_engine.fail_at, world.shadow_engine.failure = 0, EngineBusyError("full")
+    await world.say("again")
+    dropped = await world.only_shadow()
+    assert (dropped.outcome, dropped.engine_replica) == (ShadowOutcome.DROPPED, "")
+
+
+async def test_a_call_with_a_search_is_not_copied(world: ShadowWorld) -> None:
+    await world.say(headers={"x-tidegate-search": "majority-of-2"})
+    assert await world.settle() == []
+    assert not world.shadow_engine.requests
+
+
 async def test_nothing_that_counts_for_the_champion_sees_the_shadow(world: ShadowWorld) -> None:
     world.shadow_engine.fail_at = 1
     await world.say(user="ann")

@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+import json
 import os
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from tidegate.app.supervision import vllm_options
+from tidegate.artifacts import CONFIG_FILE
+from tidegate.config import Settings
+from tidegate.config.engine import EngineSettings
 from tidegate.core.errors import ConfigError
 from tidegate.engines.supervised import VllmOptions, visible_gpus, vllm_plans
 from tidegate.engines.supervised.supervisor import Patience
@@ -48,6 +54,26 @@ def test_the_settings_become_arguments() -> None:
     assert found["--logprobs-mode"] == "raw_logprobs"
     assert "--enable-lora" in found
     assert arguments(replace(OPTIONS, raw_logprobs=False))["--logprobs-mode"] == "processed_logprobs"
+
+
+@pytest.mark.parametrize("logprobs", [None, "raw", "processed"])
+def test_the_server_is_started_in_the_mode_that_its_answers_are_read_in(tmp_path: Path, logprobs: Any) -> None:
+    engine = EngineSettings(kind="vllm", model="m", logprobs=logprobs)
+    options = vllm_options(Settings(data_dir=tmp_path, engine=engine), OPTIONS.python, Path("/models/m"))
+    mode = arguments(options)["--logprobs-mode"]
+    assert mode == ("raw_logprobs" if engine.raw_logprobs else "processed_logprobs")
+    assert engine.raw_logprobs is (logprobs != "processed")
+
+
+def test_no_adapter_that_was_ever_made_here_is_of_too_high_a_rank(tmp_path: Path) -> None:
+    settings = Settings(data_dir=tmp_path, engine=EngineSettings(kind="vllm", model="m"))
+    for name, fields in (("a", {"r": 8}), ("b", {"r": 4, "rank_pattern": {"q_proj": 64}}), ("c", {"r": "x"})):
+        (tmp_path / "adapters" / name).mkdir(parents=True)
+        (tmp_path / "adapters" / name / CONFIG_FILE).write_text(json.dumps(fields))
+    (tmp_path / "adapters" / "d").mkdir()
+    (tmp_path / "adapters" / "d" / CONFIG_FILE).write_text("no JSON")
+    assert vllm_options(settings, Path("/python"), Path("/models/m")).max_rank == 64
+    assert settings.training.rank < 64
 
 
 def test_a_users_arguments_come_last() -> None:

@@ -114,8 +114,8 @@ async def check_engine(
     if settings.engine.kind == "openai":
         raise ConfigError(
             "engine.kind is 'openai': this upstream scores no given tokens, and its weights cannot be read here, so "
-            "that there is nothing to compare with; set engine.kind to 'vllm' or 'embedded', and model.path to the "
-            "weights"
+            "that there is nothing to compare with; set engine.kind to 'vllm', 'sglang' or 'embedded', and model.path "
+            "to the weights"
         )
     named = await with_upstream_model(settings)
     base = await asyncio.to_thread(base_of, named, progress=say)

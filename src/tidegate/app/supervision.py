@@ -12,6 +12,7 @@ from pathlib import Path
 
 from tidegate.app.engines import Member
 from tidegate.app.layout import DataDirectory
+from tidegate.artifacts import CONFIG_FILE, read_json
 from tidegate.config import Settings
 from tidegate.core.errors import ConfigError
 from tidegate.engines.supervised import (
@@ -59,14 +60,27 @@ def vllm_options(settings: Settings, python: Path, model_dir: Path) -> VllmOptio
         python=python,
         model_dir=model_dir,
         served_name=str(settings.engine.model),
-        max_rank=settings.training.rank,
+        max_rank=max([settings.training.rank, *_ranks_in(DataDirectory.of(settings).adapters)]),
         resident=model.max_resident_adapters,
         max_context=model.max_context,
         max_running=model.max_batch,
         dtype=model.dtype,
-        raw_logprobs=settings.engine.logprobs == "raw",
+        raw_logprobs=settings.engine.raw_logprobs,
         arguments=settings.engine.arguments,
     )
+
+
+def _ranks_in(adapters: Path) -> list[int]:
+    """Ranks of all adapters that lie here: a rollback may want any of them, whatever the settings say now."""
+    ranks: list[int] = []
+    for file in adapters.glob(f"*/{CONFIG_FILE}"):
+        try:
+            fields = read_json(file, "an adapter's configuration")
+        except ConfigError:
+            continue  # loading it says what is wrong with it
+        found = [fields.get("r"), *dict(fields.get("rank_pattern") or {}).values()]
+        ranks += [rank for rank in found if isinstance(rank, int) and rank > 0]
+    return ranks
 
 
 def _checked(python: Path) -> Path:

@@ -24,7 +24,7 @@ class GlobalOptions:
 EngineKind = Annotated[
     str | None,
     typer.Option(
-        "--engine", help="What answers: 'embedded', 'vllm' or 'openai'; 'vllm' without --upstream is started."
+        "--engine", help="What answers: 'embedded', 'vllm', 'sglang' or 'openai'; 'vllm' without --upstream is started."
     ),
 ]
 Upstream = Annotated[

@@ -32,7 +32,7 @@ def check(
 ) -> None:
     """Compare the engine's log-probabilities of its own answers with the trainer's; exit code 1 beyond the tolerance.
 
-    Opens an engine of its own, as the settings say; no server need run. Nothing is recorded.
+    Asks the engine of the settings, an embedded one in this process; no server need run. Nothing is recorded.
     """
     from tidegate.app.agreement import check_engine, figures_table
 

@@ -134,7 +134,7 @@ def _meaning(call: JsonObject) -> tuple[Any, Any]:
     function = call["function"]
     try:
         return function["name"], json.loads(function["arguments"])
-    except ValueError:
+    except (ValueError, RecursionError):
         return function["name"], function["arguments"]
 
 

@@ -147,7 +147,15 @@ def _search_plan(
         return SearchPlan(search=search)
     turns = [at for at, message in enumerate(messages) if message["role"] == "assistant"]
     opening = messages[: turns[0]] if turns else messages
-    task = declared_task(chat.metadata or {}, opening, tools, json_schema=sampling.json_schema) if is_main else None
+    task = None
+    if is_main:
+        task = declared_task(
+            chat.metadata or {},
+            opening,
+            tools,
+            json_schema=sampling.json_schema,
+            tool_choice=sampling.tool_choice,
+        )
     if task is None:
         raise RequestError(
             f"{SEARCH_HEADER} is {str(search)!r}, which a verifier decides, and this call "

@@ -128,7 +128,7 @@ def declared_task(
     tools: Tools,
     *,
     json_schema: str | None,
-    tool_choice: str | None = None,
+    tool_choice: str | None,
 ) -> Task | None:
     """The replayable task that the first call of an episode declares through ``metadata``, if it does.
 

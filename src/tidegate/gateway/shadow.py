@@ -90,7 +90,7 @@ class ShadowCalls:
             shadow_id=target.shadow.id,
             interaction_id=interaction_id,
             release_id=target.shadow.release_id,
-            engine_replica=self._deps.engine.replica,
+            engine_replica="",
             created_at=self._deps.clock(),
             outcome=ShadowOutcome.DROPPED,
         )
@@ -141,7 +141,8 @@ class ShadowCalls:
         else:
             outcome = ShadowOutcome.ANSWERED if reason is None else ShadowOutcome.DROPPED
         seconds = max(self._deps.monotonic() - began_s, 0.0)
-        ended = replace(answer, outcome=outcome, reason=reason or "", seconds=seconds)
+        replica = "" if outcome is ShadowOutcome.DROPPED else fold.replica or self._deps.engine.replica
+        ended = replace(answer, outcome=outcome, reason=reason or "", seconds=seconds, engine_replica=replica)
         await self._keep(ended if outcome is not ShadowOutcome.ANSWERED else _with_answer(ended, fold))
 
     async def _unless_broken_off(self, work: Coroutine[Any, Any, None], target: ShadowTarget) -> str | None:
