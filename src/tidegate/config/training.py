@@ -22,8 +22,8 @@ class TrainingSettings(Section):
     )
     objective: Literal["sft", "grpo", "reinforce", "gspo", "cispo", "dpo", "kto"] = Field(
         default="sft",
-        description="'sft': likelihood of verified answers; 'grpo' (PPO's clipped ratio), 'reinforce', 'gspo', "
-        "'cispo': rewards of all answers; 'dpo', 'kto': right against wrong answers.",
+        description="'sft': likelihood of verified answers; 'grpo' (PPO's clipped ratio), 'reinforce' (no clip: one "
+        "epoch), 'gspo', 'cispo': rewards of all answers; 'dpo', 'kto': right against wrong answers.",
     )
     baseline: Literal["group", "leave_one_out", "slice", "batch"] = Field(
         default="group",
