@@ -72,7 +72,6 @@ class SglangEngine(AdapterServerEngine):
     async def _chunks(self, request: GenerationRequest) -> AsyncGenerator[JsonObject]:
         prompt = await self._prompt(request)
         through_chat = bool(request.tools) or await self._server_parses()
-        yield {"choices": [], "prompt_token_ids": prompt}
         sampling = request.sampling
         seed = self._entropy.getrandbits(_SEED_BITS) if sampling.seed is None else sampling.seed
         usage = Usage(prompt=len(prompt), choices=sampling.n)
@@ -80,8 +79,12 @@ class SglangEngine(AdapterServerEngine):
             self._answer(request, prompt, index, choice_seed(seed, index), through_chat=through_chat)
             for index in range(sampling.n)
         ]
+        begun = False
         async with aclosing(_merged(answers)) as chunks:
             async for chunk in chunks:
+                if not begun:  # only now the server has taken the call: until then another one may be asked instead
+                    yield {"choices": [], "prompt_token_ids": prompt}
+                    begun = True
                 for part in usage.take(chunk):
                     yield part
 
@@ -179,6 +182,7 @@ class SglangEngine(AdapterServerEngine):
         return refused.status == 404 or "LoRA is not enabled" in refused.message
 
     async def _load(self, adapter: AdapterRef) -> None:
+        self._parses = None  # one that lacks what it held was started anew, maybe with other flags
         try:
             await super()._load(adapter)
         except AdapterError as error:
