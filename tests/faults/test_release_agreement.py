@@ -4,18 +4,23 @@ from __future__ import annotations
 
 import logging
 from collections.abc import AsyncGenerator, Sequence
+from contextlib import AsyncExitStack
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
+from gateway_world import until
 from release_world import World
+from replica_world import PROMPTS, SOON
 from tidegate.artifacts import adapter_manifest
 from tidegate.core.agreement import MANIFEST_KEY, Tolerance, gap_between, record_in
 from tidegate.core.errors import AdapterError, EngineError, RequestError
 from tidegate.core.types import Candidate, CandidateState
 from tidegate.engines.embedded import EmbeddedEngine
+from tidegate.engines.replicas import Breaker, ReplicaSet
+from tidegate.ports import Engine
 from tidegate.release import CHAMPION, Publisher, Router
 from tidegate.training import degrade_adapter
 from training_fixtures import trained_adapter
@@ -27,10 +32,12 @@ class LyingEngine(EmbeddedEngine):
     """States log-probabilities of given tokens as ``lie`` says; everything else is the engine's own."""
 
     lie: str | None = None
+    scored = 0
 
     async def sequence_logprobs(
         self, adapter: str | None, token_ids: Sequence[int], *, first: int = 1
     ) -> tuple[float, ...]:
+        self.scored += 1
         match self.lie:
             case "base weights":
                 return await super().sequence_logprobs(None, token_ids, first=first)
@@ -71,7 +78,7 @@ async def engine(trained: tuple[Path, Path, str]) -> AsyncGenerator[LyingEngine]
 class Deployment(World):
     """The publisher's world with a real engine and real adapter directories."""
 
-    def __init__(self, adapters: Path, engine: EmbeddedEngine, tolerance: Tolerance = TIGHT) -> None:
+    def __init__(self, adapters: Path, engine: Engine, tolerance: Tolerance = TIGHT) -> None:
         super().__init__(adapters)
         self.router = Router(model_name="m", episode_ttl_s=10.0, clock=lambda: self.now)
         self.publisher = Publisher(
@@ -127,6 +134,52 @@ async def test_an_engine_that_states_another_distribution_gets_no_traffic(
         await world.publish(world.candidate_of(trained[2]))
     assert world.store.aliases() == {CHAMPION: "m-r0-base"}
     assert await engine.list_adapters() == ()
+
+
+@pytest.mark.parametrize("lie", ["base weights", "off by one", "temperature"])
+async def test_one_replica_that_computes_something_else_is_left_out_and_comes_back_when_it_is_right(
+    trained: tuple[Path, Path, str], lie: str
+) -> None:
+    """Every replica is held to every text: one that lies answers no user, also after it was looked at again."""
+    async with AsyncExitStack() as stack:
+        engines = [LyingEngine(trained[0], dtype="float32", threads=1, replica=f"r{number}") for number in range(2)]
+        for one in engines:
+            await stack.enter_async_context(one)
+        tolerance = Tolerance(max_nats=0.5, mean_nats=0.1)
+        replicas = await stack.enter_async_context(
+            ReplicaSet(engines, probe_prompts=PROMPTS, limits=SOON, tolerance=tolerance)
+        )
+        world = Deployment(trained[1], replicas, tolerance)
+        await world.publisher.reconcile()
+        engines[0].lie = lie
+        release = await world.publish(world.candidate_of(trained[2]))
+        assert world.store.aliases()[CHAMPION] == release.id
+        assert "within" in world.last_reason
+        before = engines[0].scored
+        await until(lambda: engines[0].scored >= before + 8)
+        assert replicas.breakers()["r0"] is not Breaker.CLOSED
+        health = (await replicas.health()).detail
+        assert "log-probabilities differ from the trainer's" in health
+        engines[0].lie = None
+        await until(lambda: replicas.breakers()["r0"] is Breaker.CLOSED)
+
+
+async def test_replicas_that_are_all_wrong_stay_and_the_swap_is_refused(
+    trained: tuple[Path, Path, str],
+) -> None:
+    async with AsyncExitStack() as stack:
+        engines = [LyingEngine(trained[0], dtype="float32", threads=1, replica=f"r{number}") for number in range(2)]
+        for one in engines:
+            await stack.enter_async_context(one)
+        replicas = await stack.enter_async_context(ReplicaSet(engines, probe_prompts=PROMPTS, limits=SOON))
+        world = Deployment(trained[1], replicas)
+        await world.publisher.reconcile()
+        for engine in engines:
+            engine.lie = "temperature"
+        with pytest.raises(EngineError, match="is not taken into use: its log-probabilities differ"):
+            await world.publish(world.candidate_of(trained[2]))
+        assert set(replicas.breakers().values()) == {Breaker.CLOSED}
+        assert world.store.aliases() == {CHAMPION: "m-r0-base"}
 
 
 async def test_an_adapter_without_a_record_goes_by_the_probe_and_the_log_says_so(

@@ -205,7 +205,12 @@ async def open_engine(
             return
         from tidegate.engines.replicas import ReplicaSet  # noqa: PLC0415 - see above
 
-        replicas = ReplicaSet(engines, probe_prompts=PROBE_PROMPTS, limits=_replica_limits(settings))
+        replicas = ReplicaSet(
+            engines,
+            probe_prompts=PROBE_PROMPTS,
+            limits=_replica_limits(settings),
+            tolerance=agreement_tolerance(settings),
+        )
         yield await stack.enter_async_context(replicas)
 
 

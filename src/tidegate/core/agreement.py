@@ -8,11 +8,11 @@ down what it computes for a few fixed texts of ours; before a swap the serving e
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Final
 
-from tidegate.core.errors import AdapterError
+from tidegate.core.errors import AdapterError, RequestError
 from tidegate.core.types import JsonObject, Messages
 
 SCHEMA: Final = "tidegate.agreement/1"
@@ -223,6 +223,37 @@ def gap_between(one: Sequence[Sequence[float]], other: Sequence[Sequence[float]]
         ratio_low=min(ratios),
         ratio_high=max(ratios),
     )
+
+
+async def compare(
+    record: AgreementRecord, ask: Callable[[ScoredSequence], Awaitable[Sequence[float]]], *, tolerance: Tolerance
+) -> tuple[Gap | None, str | None]:
+    """Hold what an engine states for the texts of a record to it.
+
+    Args:
+        record: of the trainer.
+        ask: what the engine states for the scored tokens of a text. A text that it refuses with a RequestError, because
+            its context is shorter, is left out.
+        tolerance: what is accepted.
+
+    Returns:
+        The gap, None where no text was taken or the answers have another shape; and as :func:`objection_to`.
+    """
+    scored: list[ScoredSequence] = []
+    found: list[Sequence[float]] = []
+    for sequence in record.sequences:
+        try:
+            stated = await ask(sequence)
+        except RequestError:
+            continue
+        scored.append(sequence)
+        found.append(stated)
+    if not scored:
+        return None, None
+    try:
+        return objection_to(replace(record, sequences=tuple(scored)), found, tolerance=tolerance)
+    except ValueError as error:
+        return None, f"the engine states {error}"
 
 
 def objection_to(

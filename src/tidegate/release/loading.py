@@ -6,13 +6,12 @@ import asyncio
 import logging
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import asynccontextmanager
-from dataclasses import replace
 from pathlib import Path
 from typing import Protocol
 
 from tidegate.artifacts import adapter_manifest
-from tidegate.core.agreement import AgreementRecord, ScoredSequence, Tolerance, objection_to, record_in
-from tidegate.core.errors import CertificateError, EngineError, RequestError, VoidCertificateError
+from tidegate.core.agreement import AgreementRecord, ScoredSequence, Tolerance, compare, record_in
+from tidegate.core.errors import CertificateError, EngineError, VoidCertificateError
 from tidegate.core.types import AdapterRef, JsonObject, Messages, Release
 from tidegate.ports import Engine
 from tidegate.release.records import ReleaseRecords
@@ -182,28 +181,20 @@ class Loader:
         if record is None:
             _log.warning("%s: its adapter holds no record of the trainer; the probe alone speaks for it", release.id)
             return "no record of the trainer to compare with"
-        scored: list[ScoredSequence] = []
-        found: list[tuple[float, ...]] = []
-        for sequence in record.sequences:
-            try:
-                stated = await self._engine.sequence_logprobs(adapter, sequence.token_ids, first=sequence.first)
-            except RequestError:  # longer than this engine's context, which the others may not be
-                continue
-            scored.append(sequence)
-            found.append(stated)
-        if not scored:
-            _log.warning("%s: no text of the trainer's record fits into the engine's context", release.id)
-            return "no text of the trainer's record fits into the context"
-        try:
-            gap, objection = objection_to(replace(record, sequences=tuple(scored)), found, tolerance=self._tolerance)
-        except ValueError as error:
-            raise EngineError(f"release {release.id!r} is not taken into use: the engine states {error}") from error
+
+        async def ask(sequence: ScoredSequence) -> Sequence[float]:
+            return await self._engine.sequence_logprobs(adapter, sequence.token_ids, first=sequence.first)
+
+        gap, objection = await compare(record, ask, tolerance=self._tolerance)
         if objection is not None:
             raise EngineError(
                 f"release {release.id!r} is not taken into use: {objection}. Serve the base weights that it was "
                 "trained on; 'tidegate engine check' says what differs, and engine.agreement_max_nats and "
                 "agreement_mean_nats what is accepted"
             )
+        if gap is None:
+            _log.warning("%s: no text of the trainer's record fits into the engine's context", release.id)
+            return "no text of the trainer's record fits into the context"
         shown = f"within {gap.max:.2g} nats of the trainer ({gap.mean:.2g} in the mean of {gap.tokens} tokens)"
         _log.info("%s: %s", release.id, shown)
         return shown

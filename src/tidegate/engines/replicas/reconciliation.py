@@ -1,8 +1,8 @@
 """Bringing members back: each is looked at from time to time, given what is wanted, and proven before it gets traffic.
 
 A member that was restarted, was away during a swap, or failed too many calls comes back only after its list of adapters
-is the wanted one, each adapter on it was proven to differ from its base and to be the right bytes, and, where its calls
-had failed, one was answered.
+is the wanted one, each adapter on it was proven to differ from its base, to be the right bytes and to compute what the
+trainer did, and, where its calls had failed, one was answered.
 """
 
 from __future__ import annotations
@@ -11,11 +11,12 @@ import asyncio
 import logging
 from collections.abc import Sequence
 
+from tidegate.core.agreement import Tolerance
 from tidegate.core.errors import EngineBusyError, EngineError, TidegateError
 from tidegate.core.generation import collect
-from tidegate.core.types import AdapterRef, GenerationRequest, Messages, Sampling
+from tidegate.core.types import GenerationRequest, Messages, Sampling
 from tidegate.engines.replicas.members import Member, Membership
-from tidegate.ports import ProbeResult
+from tidegate.engines.replicas.proof import prove, record_of
 
 _log = logging.getLogger(__name__)
 
@@ -26,10 +27,12 @@ class Reconciliation:
     Args:
         membership: the set.
         probe_prompts: what adapters are told from the base by, at least one.
+        tolerance: how far a member's log-probabilities may lie from the trainer's.
     """
 
-    def __init__(self, membership: Membership, *, probe_prompts: Sequence[Messages]) -> None:
+    def __init__(self, membership: Membership, *, probe_prompts: Sequence[Messages], tolerance: Tolerance) -> None:
         self._set = membership
+        self._tolerance = tolerance
         self._prompts = probe_prompts
         self._watching: list[asyncio.Task[None]] = []
         self._forgetting: dict[tuple[Member, str], asyncio.Task[None]] = {}
@@ -141,11 +144,13 @@ class Reconciliation:
     async def _prove(self, member: Member) -> None:
         refs = list(self._set.wanted.values())
         for ref in refs:
+            record = await record_of(ref)
             async with asyncio.timeout(self._set.limits.swap_timeout_s):
-                found = await member.engine.probe(ref.name, against=None, prompts=self._prompts)
-            fault = fault_in(found, ref)
-            if fault is not None:
-                raise EngineError(fault)
+                proof = await prove(
+                    member.engine, ref, record, against=None, prompts=self._prompts, tolerance=self._tolerance
+                )
+            if proof.fault is not None:
+                raise EngineError(proof.fault)
         if not refs and member.must_answer:
             await self._ask_for_a_token(member)
 
@@ -161,12 +166,3 @@ class Reconciliation:
 
     def _drop_unwanted(self, member: Member) -> list[asyncio.Task[None]]:
         return [self.forget(member, name) for name in member.held - set(self._set.wanted)]
-
-
-def fault_in(found: ProbeResult, ref: AdapterRef) -> str | None:
-    """What a probe says against the member that answered it, None where it is as it should be."""
-    if found.sha256 != ref.sha256:
-        return f"it holds {found.sha256[:12]} under {ref.name!r}, not {ref.sha256[:12]}"
-    if not found.max_logit_difference > 0.0:
-        return f"it lists {ref.name!r} and answers as if it were not loaded"
-    return None

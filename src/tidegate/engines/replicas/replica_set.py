@@ -12,6 +12,7 @@ from collections.abc import AsyncGenerator, Callable, Coroutine, Mapping, Sequen
 from types import TracebackType
 from typing import Any, Self, TypeVar
 
+from tidegate.core.agreement import DEFAULT_TOLERANCE, Tolerance
 from tidegate.core.errors import (
     AdapterError,
     ConfigError,
@@ -23,7 +24,8 @@ from tidegate.core.errors import (
 from tidegate.core.types import AdapterRef, GenerationEvent, GenerationRequest, Messages
 from tidegate.engines.replicas.calls import WHYS, Calls
 from tidegate.engines.replicas.members import Breaker, Limits, Member, Membership
-from tidegate.engines.replicas.reconciliation import Reconciliation, fault_in
+from tidegate.engines.replicas.proof import Proof, prove, record_of
+from tidegate.engines.replicas.reconciliation import Reconciliation
 from tidegate.ports import Engine, EngineHealth, ProbeResult
 
 T = TypeVar("T")
@@ -36,13 +38,19 @@ class ReplicaSet:
         engines: one a replica, over the same base, with different names. Closed by whoever made them.
         probe_prompts: what adapters are told from the base by when a member comes back, at least one.
         limits: when a member leaves and when it is asked again.
+        tolerance: how far a member's log-probabilities may lie from the trainer's.
 
     Raises:
         ConfigError: there is no engine, two have one name, or they serve different bases.
     """
 
     def __init__(
-        self, engines: Sequence[Engine], *, probe_prompts: Sequence[Messages], limits: Limits | None = None
+        self,
+        engines: Sequence[Engine],
+        *,
+        probe_prompts: Sequence[Messages],
+        limits: Limits | None = None,
+        tolerance: Tolerance = DEFAULT_TOLERANCE,
     ) -> None:
         names = [engine.replica for engine in engines]
         if not engines or len(set(names)) != len(names):
@@ -54,7 +62,8 @@ class ReplicaSet:
         members = tuple(Member(engine, limits=limits, alone=len(engines) == 1) for engine in engines)
         self._set = Membership(members=members, wanted={}, limits=limits)
         self._calls = Calls(self._set)
-        self._reconciliation = Reconciliation(self._set, probe_prompts=probe_prompts)
+        self._tolerance = tolerance
+        self._reconciliation = Reconciliation(self._set, probe_prompts=probe_prompts, tolerance=tolerance)
         self._loading = asyncio.Lock()
 
     async def __aenter__(self) -> Self:
@@ -161,22 +170,25 @@ class ReplicaSet:
         """Compare on every member in service; the smallest difference that is found.
 
         The same bytes over the same base either change answers or do not. A member that holds other bytes than the
-        rest, or finds no difference where another one finds one, answers with wrong weights: it leaves service, and
-        the others' result stands. Where all agree that nothing changed, that is the result.
+        rest, finds no difference where another one finds one, or states other log-probabilities than the trainer's
+        record where another one states those, answers with wrong weights: it leaves service, and the others' result
+        stands. Where none is sound, other bytes or else the smallest difference are
+        the result.
 
         Raises:
-            AdapterError: one of them is not loaded.
+            AdapterError: one of them is not loaded, or its record of the trainer is none.
             RequestError: there is no prompt, or one is longer than the context.
             EngineError: no member could be asked.
         """
         self._require(name)
         self._require(against)
         ref = self._set.wanted[name]
+        record = await record_of(ref)
         members = await self._serving()
-        found: dict[Member, ProbeResult] = {}
+        found: dict[Member, Proof] = {}
 
         async def ask(member: Member) -> None:
-            probing = member.engine.probe(name, against=against, prompts=prompts)
+            probing = prove(member.engine, ref, record, against=against, prompts=prompts, tolerance=self._tolerance)
             found[member] = await self._within_limits(member, probing, f"prove {name!r}")
 
         failures = await self._on_each(members, ask)
@@ -189,12 +201,14 @@ class ReplicaSet:
                 member.leave(f"it did not prove {name!r}: {error}")
         if not found:
             raise _one_of(failures, f"no replica proved {name!r}: {self._nobody_serves()}")
-        sound = {member: result for member, result in found.items() if fault_in(result, ref) is None}
+        results = {member: proof.result for member, proof in found.items()}
+        sound = [member for member, proof in found.items() if proof.fault is None]
         if not sound:
-            return next((one for one in found.values() if one.sha256 != ref.sha256), next(iter(found.values())))
-        for member in found.keys() - sound.keys():
-            member.leave(f"{fault_in(found[member], ref)}; other replicas are sound")
-        return min(sound.values(), key=lambda result: result.max_logit_difference)
+            other = (one for one in results.values() if one.sha256 != ref.sha256)
+            return next(other, min(results.values(), key=lambda result: result.max_logit_difference))
+        for member in found.keys() - set(sound):
+            member.leave(f"{found[member].fault}; other replicas are sound")
+        return min((results[member] for member in sound), key=lambda result: result.max_logit_difference)
 
     async def sequence_logprobs(
         self, adapter: str | None, token_ids: Sequence[int], *, first: int = 1
