@@ -270,6 +270,16 @@ async def test_a_search_that_fails_is_an_error_and_what_was_sampled_is_recorded(
         assert not any(one.delivered for one in world.only_record.choices)
 
 
+async def test_a_verifier_that_takes_the_time_of_the_whole_request_is_no_fault_of_the_release() -> None:
+    judges = Judges(hangs=threading.Event())
+    settings = ServerSettings(request_timeout_s=0.2, search_verify_s=30.0)
+    async with search_world(judges, settings=settings) as world:
+        status, _, _ = await world.post(ask("2+2?", metadata=TASK), **BEST)
+        judges.hangs.set()
+    assert status == 504
+    assert [at_fault for _, _, at_fault in world.observed] == [False]
+
+
 async def test_a_later_call_of_an_episode_is_judged_as_what_its_first_one_declared() -> None:
     judges = Judges()
     turns = [

@@ -120,12 +120,14 @@ class ChatEndpoint:
         delivery = self._delivery(call, asgi, shape, {})
         fold, held, picked = GenerationFold(), HeldAnswer(), None
         failure: TidegateError | ClientGoneError | None = None
+        answered = False
         try:
             with self._deps.router.lease(routed.release_id), self._shadows.beside(call.sampling.n):
                 taker = delivery if call.plan is None else held
                 await guard.run(self._sample(call, interaction_id, routed, fold, taker))
+                answered = True  # what goes wrong from here on, a verifier that is slow too, is no fault of the release
                 if call.plan is not None:
-                    with boundary("the search", TidegateError):  # no fault of the release that answered
+                    with boundary("the search", TidegateError):
                         picked = await guard.run(self._searcher.pick(call.plan, fold.choices()))
         except (TidegateError, ClientGoneError) as error:
             failure = error
@@ -133,7 +135,8 @@ class ChatEndpoint:
             # only a server that stops cancels us; its client and the record still hear of it, then the task ends
             failure = StoppingError("the server is stopping; repeat the request in a moment")
         self._metrics.generations.labels(_outcome(failure)).inc()
-        self._deps.observe_call(routed.release_id, call.identity.user_key, _is_engine_fault(failure))
+        at_fault = not answered and _is_engine_fault(failure)
+        self._deps.observe_call(routed.release_id, call.identity.user_key, at_fault)
         events, shown = ([], fold) if picked is None else held.only(picked.index)
         self._unpin(call, shown, failure)
         if failure is None or fold.choices() or isinstance(failure, _CUT_SHORT):
