@@ -180,6 +180,24 @@ async def test_nothing_is_loaded_where_nobody_serves() -> None:
         assert await engine.list_adapters() == ()
 
 
+async def test_what_was_loaded_before_is_loaded_while_nobody_serves() -> None:
+    """A rollback must not wait for servers that are being started again."""
+    async with scripted(2) as (engine, replicas):
+        await engine.load(ref("x"))
+        for one in replicas:
+            one.ready = False
+        await until(lambda: not in_service(engine))
+        await engine.load(ref("x"))
+        with pytest.raises(EngineUnavailableError):
+            await engine.load(ref("y"))
+        assert await engine.list_adapters() == (ref("x"),)
+        for one in replicas:
+            one.restart()
+            one.ready = True
+        await all_in_service(engine, 2)
+        assert [list(one.adapters) for one in replicas] == [["x"]] * 2
+
+
 # -- proofs -----------------------------------------------------------------------------------------------------------
 
 

@@ -100,9 +100,12 @@ class ReplicaSet:
     async def load(self, adapter: AdapterRef) -> None:
         """Load on every member in service; all acknowledge, or leave service until they hold it.
 
+        What is loaded already needs nobody in service: no member comes back without it. So a rollback to it does not
+        wait for servers that are being started again.
+
         Raises:
             AdapterError: a member finds fault with the adapter, or the name is taken; no member keeps it.
-            EngineUnavailableError: no member is in service.
+            EngineUnavailableError: no member is in service, and it was not loaded before.
             EngineError: no member acknowledged it.
         """
         async with self._loading:
@@ -113,6 +116,8 @@ class ReplicaSet:
                     f"adapter name {adapter.name!r} is taken by content {known.sha256}, not {adapter.sha256}; "
                     "names are never reused: load it under a name of its own"
                 )
+            if known is not None and not self._set.in_service():
+                return
             wanted[adapter.name] = adapter  # members that come back meanwhile load it too
             try:
                 await self._load_everywhere(adapter)
