@@ -146,7 +146,7 @@ async def test_two_distributions_are_found(
 async def test_a_vllm_server_with_other_base_weights_is_found(settings: Settings) -> None:
     """What it says while it samples and of what it sampled agrees; the trainer has other weights."""
     async with running_upstream(vllm=True) as server:
-        remote = EngineSettings(kind="vllm", url=server.url, model=server.model)
+        remote = EngineSettings(kind="vllm", urls=(server.url,), model=server.model)
         report = await check_engine(
             settings.model_copy(update={"engine": remote}), release_id=None, samples=3, temperature=1.0,
             say=lambda _: None, score=score_here,
@@ -170,7 +170,7 @@ async def test_what_cannot_be_compared_is_refused(settings: Settings) -> None:
         await checked(settings, "no tokens")
     with pytest.raises(NotFoundError, match="'m-r9'"):
         await checked(settings, release_id="m-r9")
-    openai = settings.model_copy(update={"engine": EngineSettings(kind="openai", url="http://127.0.0.1:9")})
+    openai = settings.model_copy(update={"engine": EngineSettings(kind="openai", urls=("http://127.0.0.1:9",))})
     with pytest.raises(ConfigError, match="nothing to compare with"):
         await checked(openai)
 

@@ -38,7 +38,7 @@ def call_of(number: int) -> JsonObject:
 
 
 def planned(**fields: object) -> ChatCall:
-    return plan_call(ask(**fields), Headers({}), World().deps, started_s=0.0)
+    return plan_call(ask(**fields), Headers({}), World().deps, max_search=8, started_s=0.0)
 
 
 def calls_heard(call: ChatCall, *deltas: tuple[JsonObject, ...]) -> int:
