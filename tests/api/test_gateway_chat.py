@@ -200,7 +200,12 @@ async def test_parallel_tool_calls_false_gives_one_call(world: World) -> None:
         many = await client.chat.completions.create(**ask("2+2", tools=[CALCULATOR]))
         one = await client.chat.completions.create(**ask("2+2", tools=[CALCULATOR], parallel_tool_calls=False))
     assert [len(c.choices[0].message.tool_calls or ()) for c in (many, one)] == [3, 1]
-    assert [len(record.choices[0].tool_calls) for record in world.recorder.interactions.values()] == [3, 1]
+    kept = [record.choices[0] for record in world.recorder.interactions.values()]
+    assert [len(choice.tool_calls) for choice in kept] == [3, 1]
+    assert [choice.token_exact for choice in kept] == [True, False]  # two calls were sampled that nobody got
+    assert kept[1].token_ids == ()
+    assert one.usage is not None
+    assert one.usage.completion_tokens == many.usage.completion_tokens  # type: ignore[union-attr]
 
 
 @pytest.mark.parametrize(

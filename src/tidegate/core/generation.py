@@ -34,12 +34,15 @@ class GenerationFold:
 
     A choice that has not ended yet (the client went away, the engine failed) is ``cancelled``; where the engine
     confirms tokens only at the end, it has none.
+
+    ``cut``: indices of choices of which the client does not get all that was sampled.
     """
 
     def __init__(self) -> None:
         self.prompt_token_ids: tuple[int, ...] = ()
         self.counts: TokenCounts | None = None
         self.replica: str | None = None
+        self.cut: set[int] = set()
         self._distribution_known = True
         self._confirmed_at_end = False
         self._parts: dict[int, _Parts] = {}

@@ -80,7 +80,10 @@ class ChatCall:
         if self.chat.parallel_tool_calls is not False or not isinstance(event, TokenDelta) or not event.tool_calls:
             return event
         called = any(choice.index == event.choice and choice.tool_calls for choice in fold.choices())
-        return replace(event, tool_calls=() if called else event.tool_calls[:1])
+        left = () if called else event.tool_calls[:1]
+        if len(left) < len(event.tool_calls):
+            fold.cut.add(event.choice)
+        return replace(event, tool_calls=left)
 
 
 def plan_call(
@@ -196,7 +199,7 @@ def to_record(
     """
     identity = call.identity
     keep = identity.consent
-    choices = fold.all_choices(call.sampling.n)
+    choices = tuple(_as_delivered(choice, fold) for choice in fold.all_choices(call.sampling.n))
     if call.plan is not None:
         choices = picked_choices(choices, picked)
     return Interaction(
@@ -217,6 +220,13 @@ def to_record(
         consent=keep,
         task=call.task if keep else None,
     )
+
+
+def _as_delivered(choice: Choice, fold: GenerationFold) -> Choice:
+    """Tokens of calls that the client never got are not those of its answer, which says so and does not train."""
+    if choice.index not in fold.cut:
+        return choice
+    return replace(choice, token_ids=(), logprobs=(), token_exact=False)
 
 
 def _emptied_settings(sampling: Sampling) -> Sampling:
