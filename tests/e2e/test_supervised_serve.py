@@ -121,11 +121,13 @@ def test_of_two_servers_one_goes_on_while_the_other_is_away_and_gets_its_adapter
         stand_in.switch("hold", on=True)
         first, second = stand_in.alive()
         kill(first)
+        wait_for(lambda: first not in stand_in.alive())  # else a call may be in flight there
         assert {answered_by() for _ in range(5)} == {"vllm-1"}
         assert get(f"{url}/readyz")[0] == 200
         stand_in.switch("hold", on=False)
         wait_for(lambda: b"tidegate_replicas_in_service 2.0" in get(f"{url}/metrics")[1])
         kill(second)
+        wait_for(lambda: second not in stand_in.alive())
         assert {answered_by() for _ in range(5)} == {"vllm-0"}
 
 
