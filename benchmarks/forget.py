@@ -1,6 +1,6 @@
 """Forgetting: success on the first kinds after three rounds on a new kind, with and without the defences.
 
-24 demonstrations of three kinds make the first adapter. Then three rounds train on 24 demonstrations each of a fourth
+72 demonstrations of three kinds make the first adapter. Then three rounds train on 24 demonstrations each of a fourth
 kind, each from the weights of the last: without any defence, with replay of earlier examples, with the divergence from
 the start of the round, and with both. After the last round each answers 96 tasks of the first kinds at temperature 1,
 and 48 of the new kind, on which its divergence from the start is measured.
@@ -26,6 +26,8 @@ from tidegate.core.types import AdapterRef, Example
 from tidegate.engines.model_cache import resolve_model
 
 NEW = "leg_counting"
+SHOWN = 24
+"""Demonstrations of each first kind: with 8 the form of an answer is still learnt from whatever comes next."""
 REPLAYED, KL = 0.15, 0.05
 DEFENCES: dict[str, dict[str, Any]] = {
     "none": {},
@@ -79,7 +81,7 @@ async def _seed(
     divergence: defaultdict[str, list[float]],
 ) -> None:
     async with small_agent(folder, model) as agent:
-        shown = agent.seed_examples(seed)
+        shown = agent.seed_examples(seed, count=SHOWN)
         first = agent.train(shown, None, seed, epochs=4)
         old, new = agent.tasks(3000 + seed, 96), agent.tasks(4000 + seed, 48, (NEW,))
         success["before"].append((await agent.ask(first, old, samples=1, seed=seed)).success)
