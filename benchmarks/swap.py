@@ -153,7 +153,8 @@ class _Changes:
         started = time.perf_counter()
         await change
         times.append(self._moved - started)
-        self.pointer_s.append(self._moved - self._proven)
+        if self._proven > started:  # what is loaded and proven already is not probed again
+            self.pointer_s.append(self._moved - self._proven)
 
 
 async def _until_done(served: ServingStack, changes: _Changes) -> list[Streamed]:
