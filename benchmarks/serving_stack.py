@@ -29,13 +29,14 @@ MODEL_NAME = "bench"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServingStack:
-    """A running server. ``url`` is that of its API, without ``/v1``."""
+    """A running server. ``url`` is that of its API, without ``/v1``; ``adapters`` holds folders by content hash."""
 
     url: str
     engine: Engine
     router: Router
     publisher: Publisher
     stores: Stores
+    adapters: Path
 
     async def publish(self, adapter: AdapterRef) -> Release:
         """Serve an adapter of the data directory to everybody."""
@@ -96,7 +97,12 @@ async def serving_stack(folder: Path, engine: Engine) -> AsyncGenerator[ServingS
             running_server(gateway, host=settings.host, port=0, option="--port", drain_s=5.0)
         )
         yield ServingStack(
-            url=f"http://{settings.host}:{port}", engine=engine, router=router, publisher=publisher, stores=stores
+            url=f"http://{settings.host}:{port}",
+            engine=engine,
+            router=router,
+            publisher=publisher,
+            stores=stores,
+            adapters=directory.adapters,
         )
 
 

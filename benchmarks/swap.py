@@ -171,7 +171,7 @@ async def _answered_by_others(
     content = {release.id: release.adapter_sha256 for release in served.stores.releases.list_releases()}
     named = {str(release.adapter_sha256): release.id for release in releases}
     for release in releases:  # one of them may have been unloaded
-        path = served.publisher._loader._adapters_dir / str(release.adapter_sha256)  # noqa: SLF001
+        path = served.adapters / str(release.adapter_sha256)
         await served.engine.load(AdapterRef(name=release.id, path=path, sha256=str(release.adapter_sha256)))
     begun = {call["release"] for part in parts for call in part.good}
     records = [

@@ -17,7 +17,7 @@ from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM
 
 from tidegate.artifacts import CONFIG_FILE, MANIFEST_FILE, WEIGHTS_FILE, adapter_hash, adapter_manifest
-from tidegate.core.agreement import CANARY_TEXTS, MANIFEST_KEY, MAX_SCORED, ScoredSequence, record_in
+from tidegate.core.agreement import AGREEMENT_TEXTS, MANIFEST_KEY, MAX_SCORED, ScoredSequence, record_in
 from tidegate.core.errors import AdapterError, TrainingError
 from tidegate.core.types import AdapterRef
 from tidegate.engines.embedded.adapters import merged_model, read_adapter
@@ -304,7 +304,7 @@ def test_the_trainer_takes_down_what_its_weights_compute(first: tuple[TrainingJo
     assert record.dtype == "float32"
     tokenizer = byte_tokenizer()
     answers = [tokenizer.decode(sequence.token_ids[sequence.first :]) for sequence in record.sequences]
-    assert answers == [text.encode()[:MAX_SCORED].decode() for _, text in CANARY_TEXTS]
+    assert answers == [text.encode()[:MAX_SCORED].decode() for _, text in AGREEMENT_TEXTS]
     base = AutoModelForCausalLM.from_pretrained(str(job.base_model), dtype=torch.float32).eval()
     for sequence in record.sequences:
         assert sequence.base_logprobs == pytest.approx(scored(base, sequence), abs=1e-4)
@@ -355,7 +355,7 @@ def test_texts_that_do_not_fit_are_left_out_of_the_record(tmp_path: Path) -> Non
     )
     record = record_in(adapter_manifest(tmp_path / "some"), adapter="a")
     assert record is not None
-    assert 1 <= len(record.sequences) < len(CANARY_TEXTS)
+    assert 1 <= len(record.sequences) < len(AGREEMENT_TEXTS)
     run(tiny_job(tmp_path, examples=[short], max_length=20), tmp_path / "none")
     assert MANIFEST_KEY not in adapter_manifest(tmp_path / "none")
 

@@ -19,7 +19,7 @@ from tidegate.app.engines import Base, agreement_tolerance, base_of, open_engine
 from tidegate.app.layout import DataDirectory
 from tidegate.app.stores import has_database, open_stores
 from tidegate.config import Settings
-from tidegate.core.agreement import CANARY_TEXTS, Gap, Tolerance, gap_between
+from tidegate.core.agreement import AGREEMENT_TEXTS, Gap, Tolerance, gap_between
 from tidegate.core.errors import ConfigError, EngineError, NotFoundError
 from tidegate.core.generation import collect
 from tidegate.core.selection.sequences import has_tokens
@@ -176,7 +176,7 @@ async def _loaded(engine: Engine, adapter: AdapterRef | None) -> AsyncGenerator[
 
 async def _sampled(engine: Engine, adapter: str | None, samples: int, temperature: float) -> list[Sampled]:
     prompts: list[Messages] = [
-        *(messages for messages, _ in CANARY_TEXTS),
+        *(messages for messages, _ in AGREEMENT_TEXTS),
         *(({"role": "user", "content": question},) for question in _QUESTIONS),
     ]
     room = asyncio.Semaphore(_CONCURRENT)

@@ -32,7 +32,7 @@ class Base:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Member:
+class EngineServer:
     """A server behind the engine: its name in records, and how it is reached; ``socket`` instead of the url's host."""
 
     name: str
@@ -141,7 +141,7 @@ async def opened_upstreams(settings: Settings) -> AsyncGenerator[tuple[Upstream,
         yield upstreams
 
 
-def members_by_address(settings: Settings) -> tuple[Member, ...]:
+def members_by_address(settings: Settings) -> tuple[EngineServer, ...]:
     """The servers that the settings name.
 
     Raises:
@@ -157,11 +157,11 @@ def members_by_address(settings: Settings) -> tuple[Member, ...]:
         )
     if key is not None and not (key.isascii() and key.isprintable()):
         raise ConfigError(f"the variable {engine.api_key_env!r} holds no key: printable ASCII is accepted")
-    return tuple(Member(name=place_of(url), url=url, key=key) for url in engine.urls)
+    return tuple(EngineServer(name=place_of(url), url=url, key=key) for url in engine.urls)
 
 
 @asynccontextmanager
-async def _opened(settings: Settings, members: Sequence[Member]) -> AsyncGenerator[tuple[Upstream, ...]]:
+async def _opened(settings: Settings, members: Sequence[EngineServer]) -> AsyncGenerator[tuple[Upstream, ...]]:
     from tidegate.engines.remote import Upstream  # noqa: PLC0415 - see above
 
     async with AsyncExitStack() as stack:
@@ -181,7 +181,7 @@ async def _opened(settings: Settings, members: Sequence[Member]) -> AsyncGenerat
 
 @asynccontextmanager
 async def open_engine(
-    settings: Settings, base: Base, *, replica: str, members: Sequence[Member] | None = None
+    settings: Settings, base: Base, *, replica: str, members: Sequence[EngineServer] | None = None
 ) -> AsyncGenerator[Engine]:
     """The engine that the settings ask for, for the length of a block.
 
@@ -215,7 +215,7 @@ async def open_engine(
 
 
 @asynccontextmanager
-async def _members(settings: Settings, base: Base, *, replica: str) -> AsyncGenerator[Sequence[Member]]:
+async def _members(settings: Settings, base: Base, *, replica: str) -> AsyncGenerator[Sequence[EngineServer]]:
     if not settings.engine.supervised:
         yield members_by_address(settings)
         return
@@ -225,7 +225,7 @@ async def _members(settings: Settings, base: Base, *, replica: str) -> AsyncGene
         yield members
 
 
-def _remote_engine(settings: Settings, base: Base, member: Member, upstream: Upstream) -> Engine:
+def _remote_engine(settings: Settings, base: Base, member: EngineServer, upstream: Upstream) -> Engine:
     from tidegate.engines.remote import OpenAIEngine, SglangEngine, VllmEngine  # noqa: PLC0415 - see above
 
     model = str(settings.engine.model)

@@ -10,7 +10,7 @@ from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
 
-from tidegate.app.engines import Member
+from tidegate.app.engines import EngineServer
 from tidegate.app.layout import DataDirectory
 from tidegate.artifacts import CONFIG_FILE, read_json
 from tidegate.config import Settings
@@ -104,7 +104,7 @@ def _checked(python: Path) -> Path:
 @asynccontextmanager
 async def started_servers(
     settings: Settings, model_dir: Path | None, *, prefix: str, say: Say
-) -> AsyncGenerator[tuple[Member, ...]]:
+) -> AsyncGenerator[tuple[EngineServer, ...]]:
     """The servers that the settings ask for, for the length of a block.
 
     Args:
@@ -138,7 +138,7 @@ async def started_servers(
             for plan in plans
         ]
         yield tuple(
-            Member(name=server.name, url=f"http://{server.name}", socket=server.socket, why_down=server.why_down)
+            EngineServer(name=server.name, url=f"http://{server.name}", socket=server.socket, why_down=server.why_down)
             for server in servers
         )
 
@@ -146,7 +146,7 @@ async def started_servers(
 @asynccontextmanager
 async def announced_servers(
     settings: Settings, model_dir: Path | None, *, say: Say
-) -> AsyncGenerator[tuple[Member, ...]]:
+) -> AsyncGenerator[tuple[EngineServer, ...]]:
     """:func:`started_servers` of the server of a data directory: cycles beside it answer with the same."""
     directory = DataDirectory.of(settings)
     async with started_servers(settings, model_dir, prefix="vllm", say=say) as members:
@@ -160,7 +160,7 @@ async def announced_servers(
 @asynccontextmanager
 async def borrowed_or_started(
     settings: Settings, model_dir: Path | None, *, prefix: str
-) -> AsyncGenerator[Sequence[Member]]:
+) -> AsyncGenerator[Sequence[EngineServer]]:
     """The servers of the running Tidegate server; where there is none, servers of our own.
 
     Raises:
@@ -170,7 +170,7 @@ async def borrowed_or_started(
     directory = DataDirectory.of(settings)
     found = directory.announced_engines() if directory.server() is not None else {}
     if found:
-        yield tuple(Member(name=name, url=f"http://{name}", socket=Path(where)) for name, where in found.items())
+        yield tuple(EngineServer(name=name, url=f"http://{name}", socket=Path(where)) for name, where in found.items())
         return
     async with started_servers(settings, model_dir, prefix=prefix, say=_log.info) as members:
         yield members

@@ -22,7 +22,7 @@ MANIFEST_KEY: Final = "agreement"
 MAX_SCORED: Final = 64
 """Tokens of a text that are scored."""
 
-CANARY_TEXTS: Final[tuple[tuple[Messages, str], ...]] = (
+AGREEMENT_TEXTS: Final[tuple[tuple[Messages, str], ...]] = (
     (
         ({"role": "user", "content": "What is 2 + 2?"},),
         "2 + 2 is 4. Adding two to two gives four, which is an even number.",

@@ -1,6 +1,6 @@
 """What the trainer computes with the weights that it just made, for texts that the serving engine can be asked for too.
 
-Nothing is generated and nothing of the batch is used: the texts are :data:`tidegate.core.agreement.CANARY_TEXTS`. The
+Nothing is generated and nothing of the batch is used: the texts are those of :mod:`tidegate.core.agreement`. The
 same weights on the same machine give the same numbers, so that the same run still gives the same adapter hash.
 """
 
@@ -13,7 +13,7 @@ from itertools import chain
 import torch
 
 from tidegate.config.training import TrainingSettings
-from tidegate.core.agreement import CANARY_TEXTS, MAX_SCORED, AgreementRecord, ScoredSequence, rounded
+from tidegate.core.agreement import AGREEMENT_TEXTS, MAX_SCORED, AgreementRecord, ScoredSequence, rounded
 from tidegate.core.chat import encode_prompt
 from tidegate.core.errors import RequestError, TrainingError
 from tidegate.training.examples import TrainingTokenizer
@@ -36,7 +36,7 @@ def agreement_record(trained: LoraModel, forward: Forward, settings: TrainingSet
     Raises:
         TrainingError: the weights compute numbers that are none.
     """
-    sequences = canary_sequences(trained, max_length=settings.max_length)
+    sequences = agreement_sequences(trained, max_length=settings.max_length)
     if not sequences:
         return None
     found = sequence_logprobs(forward, sequences, max_nodes=settings.max_tokens_at_once)
@@ -64,12 +64,12 @@ def dtype_of(trained: LoraModel) -> str:
     return str(trained.base.dtype).removeprefix("torch.")
 
 
-def canary_sequences(trained: LoraModel, *, max_length: int) -> list[TrainingSequence]:
+def agreement_sequences(trained: LoraModel, *, max_length: int) -> list[TrainingSequence]:
     """The texts as this model's tokens, those that it takes and that are not too long."""
     config = trained.base.config.get_text_config(decoder=True)
     longest = min(max_length, getattr(config, "max_position_embeddings", max_length))
     found: list[TrainingSequence] = []
-    for number, (messages, answer) in enumerate(CANARY_TEXTS):
+    for number, (messages, answer) in enumerate(AGREEMENT_TEXTS):
         tokenizer: TrainingTokenizer = trained.tokenizer
         try:
             prompt = encode_prompt(tokenizer, messages, ())
@@ -77,7 +77,7 @@ def canary_sequences(trained: LoraModel, *, max_length: int) -> list[TrainingSeq
             continue
         completion = tuple(tokenizer.encode(answer, add_special_tokens=False))[:MAX_SCORED]
         if prompt and completion and len(prompt) + len(completion) <= longest:
-            found.append(scored_sequence(f"canary {number}", (*prompt, *completion), first=len(prompt)))
+            found.append(scored_sequence(f"agreement {number}", (*prompt, *completion), first=len(prompt)))
     return found
 
 

@@ -18,16 +18,8 @@ def vllm_body(request: GenerationRequest, model: str) -> dict[str, Any]:
     return {
         **_frame(request, model),
         **_tool_choice(request),
-        "temperature": sampling.temperature,
-        "top_p": sampling.top_p,
-        "top_k": sampling.top_k or -1,
-        "min_p": 0.0,
-        "repetition_penalty": 1.0,
-        "presence_penalty": sampling.presence_penalty,
-        "frequency_penalty": sampling.frequency_penalty,
-        "max_tokens": sampling.max_tokens,
+        **_spelled_out(sampling),
         "n": sampling.n,
-        **_optional(sampling),
         "logprobs": True,
         "top_logprobs": sampling.top_logprobs,
         "return_token_ids": True,
@@ -47,7 +39,8 @@ def sglang_completion_body(
         "model": model,
         "prompt": list(prompt),
         **_STREAMED,
-        **_sglang_settings(request.sampling, seed),
+        **_spelled_out(request.sampling),
+        "seed": seed,
         "logprobs": request.sampling.top_logprobs,  # 0 asks for those of the sampled tokens alone
         "return_token_ids": True,
     }
@@ -60,7 +53,8 @@ def sglang_chat_body(request: GenerationRequest, model: str, *, seed: int) -> di
         **_conversation(request),
         **_tool_choice(request),
         **_STREAMED,
-        **_sglang_settings(request.sampling, seed),
+        **_spelled_out(request.sampling),
+        "seed": seed,
         "logprobs": True,
         "top_logprobs": request.sampling.top_logprobs,
         "return_input_ids_in_sglext": True,
@@ -68,7 +62,7 @@ def sglang_chat_body(request: GenerationRequest, model: str, *, seed: int) -> di
     }
 
 
-def _sglang_settings(sampling: Sampling, seed: int) -> dict[str, Any]:
+def _spelled_out(sampling: Sampling) -> dict[str, Any]:
     return {
         "temperature": sampling.temperature,
         "top_p": sampling.top_p,
@@ -79,7 +73,6 @@ def _sglang_settings(sampling: Sampling, seed: int) -> dict[str, Any]:
         "frequency_penalty": sampling.frequency_penalty,
         "max_tokens": sampling.max_tokens,
         **_optional(sampling),
-        "seed": seed,
     }
 
 
