@@ -192,8 +192,8 @@ async def test_a_server_and_a_child_that_ignore_sigterm_are_killed(stand_in: Sta
 async def test_a_keeper_that_is_killed_takes_its_server_along_and_both_come_back(stand_in: StandIn) -> None:
     async with stand_in.running() as server:
         (first,) = stand_in.alive()
-        assert server.keeper_pid is not None
-        kill(server.keeper_pid)
+        assert server._process is not None
+        kill(server._process.pid)
         await until(lambda: server.restarts == 1)
         assert len(stand_in.alive()) == 1
         assert first not in stand_in.alive()

@@ -148,11 +148,6 @@ class SupervisedServer:
         """How often it served again after it had ended."""
         return self._restarts
 
-    @property
-    def keeper_pid(self) -> int | None:
-        """The process that everything of the server is below, while there is one."""
-        return None if self._process is None else self._process.pid
-
     def why_down(self) -> str | None:
         """Why it does not serve, for people; None while it does."""
         return None if self._state is ServerState.SERVING else f"{self.name}: {self._reason}"
