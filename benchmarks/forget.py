@@ -4,7 +4,8 @@
 kind, each from the weights of the last: without any defence, with replay of earlier examples, with the divergence from
 the start of the round, and with both. After the last round each answers 96 tasks of the first kinds at temperature 1,
 and 48 of the new kind, on which its divergence from the start is measured.
-Options: ``seeds=N`` (3), ``rounds=N`` (3), ``defences=NAMES`` as ``none,replay and KL`` (all four; ``none`` always).
+Options: ``seeds=N`` (3), ``first=N`` (0) the first of them, ``rounds=N`` (3), ``defences=NAMES`` as
+``none,replay and KL`` (all four; ``none`` always).
 """
 
 from __future__ import annotations
@@ -44,7 +45,8 @@ def run(options: Options) -> list[Row]:
     divergence: defaultdict[str, list[float]] = defaultdict(list)
     asked = options.values.get("defences")
     chosen = {name: DEFENCES[name] for name in DEFENCES if asked is None or name == "none" or name in asked.split(",")}
-    for seed in range(int(options.values.get("seeds", "3"))):
+    first = int(options.values.get("first", "0"))
+    for seed in range(first, first + int(options.values.get("seeds", "3"))):
         with tempfile.TemporaryDirectory() as folder:
             rounds = int(options.values.get("rounds", "3"))
             asyncio.run(

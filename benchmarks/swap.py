@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.adapters import random_adapter
-from benchmarks.harness import Options, Row, measured
+from benchmarks.harness import Options, Row, as_table, measured
 from benchmarks.serving_stack import ServingStack, serving_stack
 from benchmarks.streams import Streamed, percentile, streamed
 from benchmarks.vllm_peer import BASE, vllm_python, vllm_server
@@ -44,7 +44,11 @@ def run(options: Options) -> list[Row]:
     rows: list[Row] = []
     for kind in ("embedded", "vllm"):
         if wanted in (kind, "both") and not (kind == "vllm" and python is None):
-            rows += asyncio.run(_measure(kind, model, python, options))
+            try:
+                rows += asyncio.run(_measure(kind, model, python, options))
+            except Exception:
+                print(as_table(rows), file=sys.stderr)  # what the engine before it took minutes to show
+                raise
     return rows
 
 

@@ -19,6 +19,7 @@ from tidegate.engines.supervised import installed, recipe_for
 BASE = "base"
 _START_S = 400.0
 _POLL_S = 0.5
+_SHOWN_CHARACTERS = 12_000
 
 
 def vllm_python(values: Mapping[str, str]) -> Path | None:
@@ -68,6 +69,9 @@ def vllm_server(python: Path, model: Path, adapter: AdapterRef, *, log: Path) ->
     try:
         _wait(process, url, log)
         yield url
+    except BaseException:
+        _say_last_words(log)  # the file goes with its folder, and a server that fails says why only there
+        raise
     finally:
         process.terminate()
         try:
@@ -87,6 +91,8 @@ def _wait(process: subprocess.Popen[bytes], url: str, log: Path) -> None:
                 return
         except (urllib.error.URLError, OSError):
             time.sleep(_POLL_S)
-    tail = log.read_text(encoding="utf-8", errors="replace")[-2000:]
-    print(tail, file=sys.stderr)
-    raise RuntimeError(f"vLLM did not serve within {_START_S:g} s; its last words stand above")
+    raise RuntimeError(f"vLLM did not serve within {_START_S:g} s; its last words follow")
+
+
+def _say_last_words(log: Path) -> None:
+    print(log.read_text(encoding="utf-8", errors="replace")[-_SHOWN_CHARACTERS:], file=sys.stderr)
