@@ -95,4 +95,8 @@ def _wait(process: subprocess.Popen[bytes], url: str, log: Path) -> None:
 
 
 def _say_last_words(log: Path) -> None:
-    print(log.read_text(encoding="utf-8", errors="replace")[-_SHOWN_CHARACTERS:], file=sys.stderr)
+    text = log.read_text(encoding="utf-8", errors="replace")
+    # the first error says why; behind it each waiting call repeats that there was one
+    first = text.find("ERROR")
+    shown = text[-_SHOWN_CHARACTERS:] if first < 0 else text[first : first + _SHOWN_CHARACTERS]
+    print(shown, file=sys.stderr)
