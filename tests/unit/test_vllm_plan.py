@@ -76,6 +76,36 @@ def test_no_adapter_that_was_ever_made_here_is_of_too_high_a_rank(tmp_path: Path
     assert settings.training.rank < 64
 
 
+def weights(folder: Path, *names: str) -> None:
+    header = {name: {"dtype": "F32", "shape": [1, 1], "data_offsets": [0, 4]} for name in names}
+    body = json.dumps(header).encode()
+    (folder / "model.safetensors").write_bytes(len(body).to_bytes(8, "little") + body)
+
+
+def started_with(folder: Path) -> list[str]:
+    (plan,) = vllm_plans(replace(OPTIONS, model_dir=folder), prefix="vllm", replicas=1, gpus=(), environment={})
+    return list(plan.command(Path("/run/s")))
+
+
+def test_the_output_layer_takes_no_adapter(tmp_path: Path) -> None:
+    layer = "model.layers.0.self_attn"
+    weights(tmp_path, "lm_head.weight", "model.embed_tokens.weight", f"{layer}.q_proj.weight", f"{layer}.v_proj.weight")
+    command = started_with(tmp_path)
+    at = command.index("--lora-target-modules")
+    assert command[at + 1 : at + 4] == ["q_proj", "v_proj"]
+
+
+@pytest.mark.parametrize("name", ["model.layers.0.attn.c_attn.weight", "model.layers.0.experts.0.w1.weight"])
+def test_a_model_with_modules_that_we_cannot_name_is_left_to_vllm(tmp_path: Path, name: str) -> None:
+    weights(tmp_path, name, "model.layers.0.self_attn.q_proj.weight")
+    assert "--lora-target-modules" not in started_with(tmp_path)
+
+
+def test_weights_that_are_no_safetensors_are_left_to_vllm(tmp_path: Path) -> None:
+    (tmp_path / "model.safetensors").write_bytes(b"\xff" * 64)
+    assert "--lora-target-modules" not in started_with(tmp_path)
+
+
 def test_a_users_arguments_come_last() -> None:
     (plan,) = vllm_plans(
         replace(OPTIONS, arguments=("--max-loras", "2")), prefix="v", replicas=1, gpus=(), environment={}

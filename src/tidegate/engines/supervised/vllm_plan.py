@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from tidegate.core.errors import ConfigError
+from tidegate.engines.supervised.adapted_modules import adapted_modules
 from tidegate.engines.supervised.supervisor import ServerPlan
 
 MODULE = "vllm.entrypoints.openai.api_server"
@@ -97,6 +98,8 @@ def vllm_command(options: VllmOptions) -> Callable[[Path], Sequence[str]]:
             "engine.kind 'embedded'"
         )
 
+    modules = adapted_modules(options.model_dir)
+
     def command(socket: Path) -> Sequence[str]:
         return [
             str(options.python), "-m", MODULE,
@@ -113,6 +116,7 @@ def vllm_command(options: VllmOptions) -> Callable[[Path], Sequence[str]]:
             "--logprobs-mode", "raw_logprobs" if options.raw_logprobs else "processed_logprobs",
             "--api-server-count", "1",
             "--uvicorn-log-level", "warning",
+            *(["--lora-target-modules", *modules] if modules else []),
             *options.arguments,
         ]  # fmt: skip
 
