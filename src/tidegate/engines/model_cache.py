@@ -148,8 +148,12 @@ def check_memory(model_dir: Path, *, bytes_per_parameter: int, available_bytes: 
         )
 
 
-def _parameter_count(file: Path) -> int:
-    """Elements in a safetensors file, from its header alone."""
+def weight_header(file: Path) -> dict[str, dict[str, Any]]:
+    """The tensors of a safetensors file by name, each with ``dtype``, ``shape`` and ``data_offsets``; no data is read.
+
+    Raises:
+        ModelError: the file is damaged or truncated.
+    """
     try:
         size = file.stat().st_size
         with file.open("rb") as handle:
@@ -157,14 +161,20 @@ def _parameter_count(file: Path) -> int:
             if length > size - 8:
                 raise ValueError(f"header of {length} bytes in a file of {size}")
             header: dict[str, Any] = json.loads(handle.read(length))
-        tensors = [entry for name, entry in header.items() if name != "__metadata__"]
-        end = max((entry["data_offsets"][1] for entry in tensors), default=0)
+        tensors = {name: entry for name, entry in header.items() if name != "__metadata__"}
+        end = max((entry["data_offsets"][1] for entry in tensors.values()), default=0)
         if 8 + length + end != size:
             raise ValueError(f"{8 + length + end} bytes announced, {size} present")
-        spans = [(entry["data_offsets"][1] - entry["data_offsets"][0], entry["dtype"]) for entry in tensors]
-        return sum(span // _ITEM_BYTES.get(dtype, 1) for span, dtype in spans)
-    except (OSError, ValueError, KeyError, TypeError, struct.error) as error:
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, struct.error) as error:
         raise ModelError(f"weight file {str(file)!r} is damaged or truncated: {error}; fetch it again") from error
+    return tensors
+
+
+def _parameter_count(file: Path) -> int:
+    """Elements in a safetensors file."""
+    entries = weight_header(file).values()
+    spans = [(entry["data_offsets"][1] - entry["data_offsets"][0], entry["dtype"]) for entry in entries]
+    return sum(span // _ITEM_BYTES.get(dtype, 1) for span, dtype in spans)
 
 
 def _resolve_known(known: KnownModel, root: Path, report: Progress) -> Path:

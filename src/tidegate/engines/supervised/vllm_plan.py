@@ -63,6 +63,7 @@ def vllm_plans(
 
     Raises:
         ConfigError: no ``--max-lora-rank`` allows the rank.
+        ModelError: a weight file of the model is damaged.
     """
     common = vllm_environment(environment, python=options.python, without=without)
     shares = _shares(gpus, replicas) if gpus else [None] * replicas
@@ -90,6 +91,7 @@ def vllm_command(options: VllmOptions) -> Callable[[Path], Sequence[str]]:
 
     Raises:
         ConfigError: no ``--max-lora-rank`` allows the rank.
+        ModelError: a weight file of the model is damaged.
     """
     rank = next((one for one in RANKS if one >= options.max_rank), None)
     if rank is None:
