@@ -48,6 +48,12 @@ class StandIn:
     def alive(self) -> list[int]:
         return [pid for pid in self.pids() if is_alive(pid)]
 
+    def alive_as(self, name: str) -> int:
+        """The process of that server: servers that start together are noted in any order."""
+        socket = f"/{name}.sock\0".encode()
+        (pid,) = [pid for pid in self.alive() if socket in Path(f"/proc/{pid}/cmdline").read_bytes()]
+        return pid
+
     def plan(self, name: str = "one") -> ServerPlan:
         return ServerPlan(
             name=name,

@@ -119,7 +119,7 @@ def test_of_two_servers_one_goes_on_while_the_other_is_away_and_gets_its_adapter
             return record.engine_replica
 
         stand_in.switch("hold", on=True)
-        first, second = stand_in.alive()
+        first, second = stand_in.alive_as("vllm-0"), stand_in.alive_as("vllm-1")
         kill(first)
         wait_for(lambda: first not in stand_in.alive())  # else a call may be in flight there
         assert {answered_by() for _ in range(5)} == {"vllm-1"}
